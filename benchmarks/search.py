@@ -30,10 +30,8 @@ import numpy as np
 from benchmarks import runner
 from prm_jax import config as config_lib
 from prm_jax.datasets import arithmetic
-from prm_jax.experiments import alternatives
 from prm_jax.experiments import search as experiment
 from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.workspace import Workspace
 from prm_jax.generation import prompts, search, step_writer
 from prm_jax.generation.cached_scorer import CachedScorer
 from prm_jax.generation.engines import Limits, Prompt
@@ -96,9 +94,8 @@ def all_at_once(args: Args) -> dict:
   quick = dataclasses.replace(plan.quickstart, process_updates=updates)
   plan = dataclasses.replace(plan, search=sizes, quickstart=quick)
   with tempfile.TemporaryDirectory() as directory:
-    space = Workspace(pathlib.Path(directory), {}, 0)
-    made = experiment.Made(alternatives.with_quickstart(plan, space), space)
-    model, scorer, asked = made.language_model, made.reward_model, made.prompts(made.test)
+    study = experiment.study(plan, pathlib.Path(directory), seed=0)
+    model, scorer, asked = study.language_model, study.reward_model, study.prompts(study.test)
   writing = step_writer.Settings(Sampling(), experiment.LIMITS, 32)
   engine = lambda contexts: search.Search(
     model, CachedScorer(scorer, contexts), search.Settings("beam", LANES), writing

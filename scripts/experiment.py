@@ -61,7 +61,7 @@ def main() -> None:
     lines = report.draw(args.from_json, args.output_dir, args.name, args.figures)
   else:
     plan = planned(args)
-    jobs.run(args.name, plan, args.output_dir, plan.workers)
+    jobs.run(args.name, plan, args.output_dir)
     scale = str(args.plan or args.scale)
     results = report.gather(args.name, scale, args.output_dir, plan.seeds)
     lines = report.write(results, args.output_dir, args.figures)

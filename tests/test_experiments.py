@@ -21,15 +21,18 @@ from prm_jax.aggregation.intervals import interval
 from prm_jax.config import Experiment
 from prm_jax.datasets import arithmetic
 from prm_jax.experiments import (
-  intervals,
+  active,
   jobs,
+  models,
   noise,
+  quickstart,
   report,
+  results,
   rollouts,
   search,
   shared,
+  study,
   tasks,
-  workspace,
 )
 from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Files, Plan
@@ -39,6 +42,7 @@ from prm_jax.runtime.json_lines import BadLine
 from prm_jax.types import StepTree
 
 SMOKE = command_line.read(str(ROOT / "configs/experiments/smoke.py"), Plan)
+SMOKE = dataclasses.replace(SMOKE, workers=0)  # where stand-ins replace the models
 TWO = {key: SMOKE.domains[key] for key in ("longer chains", "other wording")}
 FEW = dataclasses.replace(SMOKE, domains=TWO)
 ALL_RIGHT = dataclasses.replace(FEW, threshold=1.0)  # so that no solution is cut at an error
@@ -85,7 +89,7 @@ def stand_ins():
   """Replaces every trained model of the block by an `Untrained`, and records it in TRAINED."""
   TRAINED.clear()
 
-  def model(self, name, c, solutions, evaluation, recipe):
+  def model(self, name, c, solutions, evaluation, recipe, base=""):
     assert solutions and evaluation
     TRAINED[f"{self.seed}/{name}"] = Trained(c, [*solutions])
     return load(self.directory / name)
@@ -96,8 +100,8 @@ def stand_ins():
     return Untrained(name, objective, SMOKE.heads if name == "ensemble" else 1)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(workspace.Workspace, "model", model)
-    patch.setattr(workspace, "load", load)
+    patch.setattr(study.Study, "model", model)
+    patch.setattr(models, "load", load)
     yield
 
 
@@ -116,7 +120,7 @@ def finished(tmp_path_factory):
   def run(name):
     directory = tmp_path_factory.mktemp("finished")
     with stand_ins():
-      jobs.run(name, EMBEDDED[name], directory, workers=0)
+      jobs.run(name, EMBEDDED[name], directory)
     return directory, dict(TRAINED)
 
   return run
@@ -161,7 +165,7 @@ def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(
   """A resumed run makes missing results only; the JSON alone gives the same figure and page."""
   plan = files if source == "files" else EMBEDDED[name]
   if source == "files":
-    jobs.run(name, plan, tmp_path, workers=0)
+    jobs.run(name, plan, tmp_path)
   else:
     shutil.copytree(finished(name)[0], tmp_path, dirs_exist_ok=True)
   results = gather(name, tmp_path)
@@ -171,7 +175,7 @@ def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(
   assert all(path.is_file() for path in stored)
   stored[-1].unlink()  # as if killed before it was made
   TRAINED.clear()
-  jobs.run(name, plan, tmp_path, workers=0)
+  jobs.run(name, plan, tmp_path)
   both = {"1/prm", "1/orm"}  # of ood's one result
   again = {key for key in TRAINED if not key.startswith("0/")}
   assert again <= (both if name == "ood" else {f"1/{stored[-1].stem}"})
@@ -191,7 +195,7 @@ def test_a_search_resumes_and_its_figure_comes_from_its_json_alone(tmp_path, mon
   monkeypatch.setattr(search, "SEARCHES", ("beam", "particles"))
   sizes = dataclasses.replace(SMOKE.search, widths=(2,), problems=2, updates=10)
   plan = dataclasses.replace(SMOKE, search=sizes, seeds=(0,))
-  jobs.run("search", plan, tmp_path, workers=0)
+  jobs.run("search", plan, tmp_path)
   results = gather("search", tmp_path, plan.seeds)
   lines = report.write(results, tmp_path)
   folder = tmp_path / "search" / "seed-0"
@@ -199,7 +203,7 @@ def test_a_search_resumes_and_its_figure_comes_from_its_json_alone(tmp_path, mon
   assert 0 < spent["scored"] < spent["scored_from_start"]
   (folder / "beam-2.json").unlink()
   (folder / "samples.jsonl").unlink()  # as if killed before it was made
-  jobs.run("search", plan, tmp_path, workers=0)
+  jobs.run("search", plan, tmp_path)
   assert gather("search", tmp_path, plan.seeds) == results
   assert report.draw(tmp_path / "search.json", tmp_path / "elsewhere", "search")[:-1] == lines[:-1]
 
@@ -227,9 +231,9 @@ def test_labels_of_rollouts_resume_and_their_figure_comes_from_its_json_alone(
   """The rollouts of stand-ins, and of briefly trained models, resume and draw from their JSON."""
   if not trained:
     request.getfixturevalue("untrained")
-    answers = lambda made: {p.text: p.answer for p in made.generator.problems()["train"]}
-    writer = property(lambda made: Writer(answers(made)))
-    monkeypatch.setattr(search.Made, "language_model", writer)
+    answers = lambda study: {p.text: p.answer for p in study.problems["train"]}
+    writer = property(lambda study: Writer(answers(study)))
+    monkeypatch.setattr(quickstart.QuickStartStudy, "language_model", writer)
   monkeypatch.setattr(rollouts, "ARMS", {arm: arm for arm in ("exact", "counts")})
   monkeypatch.setattr(rollouts, "LIMITS", Limits(max_new_tokens=16))
   sizes = dataclasses.replace(SMOKE.rollouts, counts=(2,), problems=4)
@@ -238,7 +242,7 @@ def test_labels_of_rollouts_resume_and_their_figure_comes_from_its_json_alone(
   plan = dataclasses.replace(
     SMOKE, process=process, rollouts=sizes, search=search_sizes, seeds=(0,)
   )
-  jobs.run("rollouts", plan, tmp_path, workers=0)
+  jobs.run("rollouts", plan, tmp_path)
   results = gather("rollouts", tmp_path, plan.seeds)
   lines = report.write(results, tmp_path)
   folder = tmp_path / "rollouts" / "seed-0"
@@ -247,7 +251,7 @@ def test_labels_of_rollouts_resume_and_their_figure_comes_from_its_json_alone(
   (folder / "binary-2.json").unlink()
   (folder / "rollouts.journal").write_text("torn")  # as if killed while it was made
   TRAINED.clear()
-  jobs.run("rollouts", plan, tmp_path, workers=0)
+  jobs.run("rollouts", plan, tmp_path)
   assert trained or not TRAINED
   assert gather("rollouts", tmp_path, plan.seeds) == results
   again = report.draw(tmp_path / "rollouts.json", tmp_path / "elsewhere", "rollouts")
@@ -259,17 +263,26 @@ def test_results_of_another_plan_are_not_mixed(tmp_path, untrained):
   plan = dataclasses.replace(FEW, noise=(0.0,), seeds=(0,))
   wrong = dataclasses.replace(SMOKE.files, pool="no.jsonl", base="base", labeller="labeller")
   with pytest.raises(FileNotFoundError):  # and leaves no plan behind
-    jobs.run("noise", dataclasses.replace(plan, files=wrong), tmp_path, workers=0)
-  jobs.run("noise", plan, tmp_path, workers=0)
+    jobs.run("noise", dataclasses.replace(plan, files=wrong), tmp_path)
+  jobs.run("noise", plan, tmp_path)
   other = dataclasses.replace(plan, threshold=0.4)
   with pytest.raises(ValueError, match="threshold differ"):
-    jobs.run("noise", other, tmp_path, workers=0)
-  jobs.run("tuning", other, tmp_path, workers=0)
+    jobs.run("noise", other, tmp_path)
+  jobs.run("tuning", other, tmp_path)
   blind = dataclasses.replace(plan, blind=0.5)
   with pytest.raises(ValueError, match=r"shared has results of another plan \(blind differ"):
-    jobs.run("ood", blind, tmp_path, workers=0)
-  more = dataclasses.replace(plan, seeds=(0, 1), workers=2)  # these two may change
-  jobs.run("noise", more, tmp_path, workers=0)
+    jobs.run("ood", blind, tmp_path)
+  jobs.run("noise", dataclasses.replace(plan, seeds=(0, 1)), tmp_path)  # seeds may change
+  plan_lib.check(dataclasses.replace(plan, workers=2), tmp_path / "noise")  # and workers
+
+
+def test_other_shared_models_do_not_concern_an_experiment_without_them(tmp_path, untrained):
+  """An experiment with its own data runs where others have shared models of another plan."""
+  plan_lib.keep(SMOKE, tmp_path / "shared")
+  plan = dataclasses.replace(SMOKE, blind=0.5, seeds=(0,))
+  jobs.run("alternatives", plan, tmp_path)
+  with pytest.raises(ValueError, match="blind differ"):
+    jobs.run("noise", plan, tmp_path)
 
 
 @pytest.mark.parametrize(("changed", "folder"), [("labeller/weights", "shared"), ("pool", "noise")])
@@ -355,7 +368,7 @@ def test_a_domain_cannot_have_the_name_of_a_row(tmp_path, files, untrained):
   """A domain called as the aggregate row is an error, as one would replace the other."""
   named = dataclasses.replace(files.files, domains=(f"Aggregate={tmp_path / 'gsm8k.jsonl'}",))
   with pytest.raises(ValueError, match="--domains Aggregate"):
-    jobs.run("ood", dataclasses.replace(files, files=named), tmp_path, workers=0)
+    jobs.run("ood", dataclasses.replace(files, files=named), tmp_path)
 
 
 @pytest.mark.parametrize("domains", [("a",), ("a=",), ("=a",), ("a=b", "a=c")])
@@ -367,9 +380,9 @@ def test_a_domain_needs_a_name_and_a_file(domains):
 
 def test_an_outcome_model_cannot_be_the_labeller(tmp_path, untrained, monkeypatch):
   """A labeller that rates whole solutions only is an error."""
-  monkeypatch.setattr(workspace, "load", lambda path: Untrained("x", "outcome"))
+  monkeypatch.setattr(models, "load", lambda path: Untrained("x", "outcome"))
   with pytest.raises(ValueError, match="outcome model labels no steps"):
-    jobs.run("noise", SMOKE, tmp_path, workers=0)
+    jobs.run("noise", SMOKE, tmp_path)
 
 
 def test_domains_differ_from_all_training_data():
@@ -510,7 +523,7 @@ def test_best_of_n_of_distinct_solutions_is_that_of_all_samples():
   rng = np.random.default_rng(0)
   test = problems(rng)
   scores = [rng.normal(size=len(each.solutions)) for each in test]
-  result = np.array(workspace.best_of_n(scores, workspace.Samples.of(tasks.Task((), tuple(test)))))
+  result = np.array(models.best_of_n(scores, models.Samples.of(tasks.Task((), tuple(test)))))
   for p, each in enumerate(test):
     solutions = [each.solutions[i] for i in each.samples]
     m = len(solutions)
@@ -526,7 +539,7 @@ def test_best_of_n_of_distinct_solutions_is_that_of_all_samples():
 @pytest.mark.parametrize(("seeds", "count"), [(1, 1), (1, 5), (4, 1), (3, 5)])
 def test_a_resample_is_a_mean_over_drawn_seeds_and_problems(seeds, count):
   """The weights of a resample are counts of draws, and add up to 1."""
-  weights = intervals.resampled((seeds, count))
+  weights = results.resampled((seeds, count))
   assert np.allclose(weights.sum((1, 2)), 1)
   counts = weights * seeds * count
   drawn = counts.round()  # before %: 4.999999 % 5 is far from 0
@@ -536,9 +549,9 @@ def test_a_resample_is_a_mean_over_drawn_seeds_and_problems(seeds, count):
 def test_a_share_of_nothing_is_unknown():
   """A ratio is of the means; it is None where the whole is 0 or negative."""
   part, whole = np.full((2, 3, 3), 0.5), np.full((2, 3, 3), [2.0, 0.0, -1.0])
-  ratios = intervals.ratios(part, whole)
+  ratios = results.ratios(part, whole)
   assert interval(ratios)["mean"] == [0.25, None, None]
-  assert intervals.ratio_interval(ratios[:, 2]) == {"value": None, "low": None, "high": None}
+  assert results.ratio_interval(ratios[:, 2]) == {"value": None, "low": None, "high": None}
 
 
 def test_efficiency_is_the_ratio_of_labels_for_equal_accuracy():
@@ -547,7 +560,7 @@ def test_efficiency_is_the_ratio_of_labels_for_equal_accuracy():
   sizes = np.array([100, 200, 400, 800])
   offset = rng.normal(scale=0.01, size=(5, 40, 1))
   line = lambda factor: 0.1 * np.log2(factor * sizes) - 0.5 + offset
-  efficiency = lambda uniform, convincing: intervals.efficiency(
+  efficiency = lambda uniform, convincing: active.efficiency(
     {"uniform": uniform, "convincing": convincing},
     {"uniform": sizes, "convincing": sizes},
     "uniform",
@@ -598,7 +611,7 @@ def test_a_pool_is_read_from_files_in_their_forms(tmp_path):
   long = [dataclasses.replace(x, samples=x.samples * 9) for x in task.pool]
   task = tasks.from_files([*long, *task.test], (), seed=0)
   assert len(task.test[0].samples) < 9  # N does not exceed the test problems' samples
-  assert workspace.problems_of(task)["n"][-1] == max(len(x.samples) for x in task.test)
+  assert models.problems_of(task)["n"][-1] == max(len(x.samples) for x in task.test)
   path.write_text(json.dumps({"problem": "p", "steps": ["a"]}) + "\n")
   with pytest.raises(BadLine, match=r"pool.jsonl:1: .*is_correct"):
     tasks.read(path, "\n\n")

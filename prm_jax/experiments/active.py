@@ -1,17 +1,16 @@
 """Active learning: rules for what to label against uniform sampling (paper section 4.2)."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from prm_jax.experiments import figures, intervals
+from prm_jax.experiments import figures
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, middle
-from prm_jax.experiments.results import Results, Table, percent, ratio
-from prm_jax.experiments.study import Place, Study
-from prm_jax.supervision import active as active_lib
+from prm_jax.experiments.results import Results, Table, means, percent, ratio, ratio_interval
+from prm_jax.experiments.study import Make, Place, Study
 
 TITLE = "Active learning"
 QUESTION = (
@@ -33,15 +32,18 @@ OTHERS = {
 }
 
 
-def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
-  return [*models(plan.samples), "labeller"]
+def runs(plan: Plan) -> dict[str, Make]:
+  """Returns how each result of a seed is made; the selectors first, which choose for the others."""
+  chosen = models(plan.samples).items()
+  made = {name: functools.partial(_model, rule=rule, n=n) for name, (rule, n) in chosen}
+  return {"start": _selector, "ensemble": _selector} | made | {"labeller": _labels}
 
 
-def models(samples: Sequence[int]) -> list[str]:
-  growing = (f"{rule}-{n}" for n in samples for rule in GROWING)
-  others = (f"{rule}-{middle(samples)}" for rule in OTHERS)
-  return ["start", "ensemble", *growing, *others]
+def models(samples: Sequence[int]) -> dict[str, tuple[str, int]]:
+  """Returns the rule and the chosen solutions of a problem, by name of each further model."""
+  chosen = [(rule, n) for n in samples for rule in GROWING]
+  chosen += [(rule, middle(samples)) for rule in OTHERS]
+  return {f"{rule}-{n}": (rule, n) for rule, n in chosen}
 
 
 def growing(rule: str, samples: Sequence[int]) -> list[str]:
@@ -49,48 +51,39 @@ def growing(rule: str, samples: Sequence[int]) -> list[str]:
   return ["start", *(f"{rule}-{n}" for n in samples)]
 
 
-def run(study: Study) -> None:
-  """Trains and judges the models of one seed.
+def _selector(study: Study, name: str) -> dict[str, Any]:
+  trees = study.trees(study.uniform(1), "process")
+  if name == "start":
+    return study.judged(name, "process", trees, "selector")
+  return study.judged(name, "process", trees, "ensemble", heads=study.plan.heads)
 
-  Every model is also trained on the labels of the selector, "start", as they are paid for.
-  """
-  first = study.uniform(1)
-  trees = lambda: study.process_trees(first)
-  study.judged("start", "process", trees, "experiment: selector")
-  study.judged("ensemble", "process", trees, "experiment: ensemble", heads=study.plan.heads)
 
-  @functools.cache
-  def unlabelled(selector: str) -> tuple[active_lib.Pool, list[Place]]:
-    return study.unlabelled(study.pool(selector), first)
+def _model(study: Study, name: str, rule: str, n: int) -> dict[str, Any]:
+  """Trains and judges a model on what a rule chooses, and on the selector's labels: paid for."""
+  trees = study.trees(study.uniform(1) + _choice(study, rule, n), "process")
+  return study.judged(name, "process", trees, rule)
 
-  def choice(rule: str, per_problem: int) -> list[Place]:
-    candidates, places = unlabelled("ensemble" if rule == "uncertain" else "start")
-    seed = study.space.seed
-    if rule == "global":
-      count = per_problem * len(study.task.pool)
-      chosen = active_lib.select(candidates, "convincing", count, seed, per_problem=False)
-    else:
-      chosen = active_lib.select(candidates, rule, per_problem, seed)
-    return [places[i] for i in chosen]
 
-  def train(rule: str, n: int) -> None:
-    trees = lambda: study.process_trees(first + choice(rule, n))
-    study.judged(f"{rule}-{n}", "process", trees, f"experiment: {rule}")
+def _choice(study: Study, rule: str, per_problem: int) -> list[Place]:
+  """Returns the solutions that a rule chooses beside the selector's."""
+  first, seed = study.uniform(1), study.seed
+  if rule == "global":
+    count = per_problem * len(study.task.pool)
+    return study.choice("start", "convincing", count, seed, first, per_problem=False)
+  selector = "ensemble" if rule == "uncertain" else "start"
+  return study.choice(selector, rule, per_problem, seed, first)
 
-  for n in study.plan.samples:
-    for rule in GROWING:
-      train(rule, n)
+
+def _labels(study: Study, name: str) -> dict[str, Any]:
+  """Returns the labeller's errors in what each rule chooses."""
   n = middle(study.plan.samples)
-  for rule in OTHERS:
-    train(rule, n)
-  errors = lambda: {rule: study.errors(choice(rule, n)) for rule in (*GROWING, *OTHERS)}
-  study.space.result("labeller", errors)
+  return {rule: study.errors(_choice(study, rule, n)) for rule in (*GROWING, *OTHERS)}
 
 
 def summarise(results: Results) -> dict[str, Any]:
   """Returns curves, fitted lines and ratios, with intervals over seeds and problems."""
   samples, n = results.plan["samples"], middle(results.plan["samples"])
-  names = models(samples)
+  names = ["start", "ensemble", *models(samples)]
   curves = {name: results.accuracy(name) for name in names}
   sizes = {name: results.mean(name, "solutions") for name in names}
   grow = lambda at: {
@@ -102,8 +95,7 @@ def summarise(results: Results) -> dict[str, Any]:
   labels = {rule: [steps(name) for name in growing(rule, samples)] for rule in GROWING}
   reported = [at for at, n in enumerate(results.n) if n >= 16 or n == results.n[-1]]
   ratios = lambda size: {
-    str(results.n[at]): intervals.efficiency(grow(at), size, "uniform", results.crossed)
-    for at in reported
+    str(results.n[at]): efficiency(grow(at), size, "uniform", results.crossed) for at in reported
   }
   gain = lambda rule, k: results.intervals(curves[f"{rule}-{k}"] - curves[f"uniform-{k}"])
   return {
@@ -116,6 +108,45 @@ def summarise(results: Results) -> dict[str, Any]:
     "differences": {rule: gain(rule, n) for rule in ("convincing", *OTHERS)},
     "missed": _missed(results),
   }
+
+
+def efficiency(
+  arms: Mapping[str, np.ndarray],
+  sizes: Mapping[str, Sequence[float]],
+  base: str,
+  crossed: bool = False,
+) -> dict[str, Any]:
+  """Returns the data efficiency of each arm, relative to the arm `base`.
+
+  A line, accuracy = a + b log2(size), is fitted to each arm by least squares (paper section 4.2,
+  which compares slopes).  `slope_ratio` is b of the arm over b of `base`.  `data_ratio` is how many
+  times the labels `base` needs for the same accuracy: 2 to the power of the mean horizontal
+  distance of the lines, at the accuracies of the arm's sizes.
+
+  Args:
+    arms: `[S, P, K]` accuracies at K sizes.  At the first size all arms are the same model: the
+      lines begin there, but the horizontal distance is taken at the other sizes.
+    sizes: labelled solutions at each size.
+
+  Returns:
+    Line, slope_ratio and data_ratio of each arm, the last two with intervals.  A ratio whose base
+    has no positive slope in more than 2.5 % of the resamples has no limits (None).
+  """
+  x = {name: np.log2(sizes[name]) for name in arms}
+  lines = {name: np.polyfit(x[name], means(arms[name], crossed).T, 1) for name in arms}
+  out, (slope_to, intercept_to) = {}, lines[base]
+  for name, (slope, intercept) in lines.items():  # [1 + R] each
+    at = x[name][1:].mean()
+    with np.errstate(all="ignore"):
+      distance = (intercept + slope * at - intercept_to) / slope_to - at
+      by_slope, by_data = np.where(slope_to > 0, [slope / slope_to, 2**distance], np.nan)
+    out[name] = {
+      "slope": float(slope[0]),
+      "intercept": float(intercept[0]),
+      "slope_ratio": ratio_interval(by_slope),
+      "data_ratio": ratio_interval(by_data),
+    }
+  return out
 
 
 def _missed(results: Results) -> dict[str, float]:
@@ -149,7 +180,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   samples, last, n = results.plan["samples"], results.n[-1], middle(results.plan["samples"])
   curves = summary["curves"]
   rows = [

@@ -4,21 +4,15 @@ In its records most steps have another completion with its own rating, as in PRM
 model learns from these alternatives; an outcome model cannot.
 """
 
-import dataclasses
+import pathlib
 from typing import Any
 
-import numpy as np
-
-from prm_jax.datasets import arithmetic, prm800k
-from prm_jax.datasets.prm800k import recipes
-from prm_jax.experiments import figures, intervals, tasks
+from prm_jax.experiments import figures, quickstart
 from prm_jax.experiments.figures import Panel
-from prm_jax.experiments.plan import Plan, changed
-from prm_jax.experiments.results import Results, Table, over_n, ratio
-from prm_jax.experiments.study import Study
-from prm_jax.experiments.workspace import Workspace
-from prm_jax.input_pipeline import tokenizers
-from prm_jax.types import StepTree
+from prm_jax.experiments.plan import Plan
+from prm_jax.experiments.quickstart import QuickStartStudy
+from prm_jax.experiments.results import Results, Table, over_n, ratio, ratio_interval, ratios
+from prm_jax.experiments.study import Make
 
 TITLE = "What alternatives of steps are worth"
 QUESTION = (
@@ -36,80 +30,40 @@ ARMS = {
   "own_steps": "PRM, solutions' own steps only",
   "outcome": "ORM",
 }
-VOCABULARY = 320  # as in scripts/quickstart.sh
 
 
-def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
-  return list(ARMS)
+def runs(plan: Plan) -> dict[str, Make]:
+  return dict.fromkeys(ARMS, _model)
 
 
-def study(plan: Plan, space: Workspace) -> Study:
+def study(plan: Plan, directory: pathlib.Path, seed: int) -> QuickStartStudy:
   """Returns a study of the quick start's data and settings, in place of the plan's."""
-  plan = with_quickstart(plan, space)
-  generator = plan.quickstart.generator
-  rng = np.random.default_rng([space.seed, *b"candidates"])
-  problems = generator.problems()["test"]
-  test = tuple(tasks.sampled(each, generator.candidates, rng) for each in problems)
-  return Study(plan, space, tasks.Task((), test))
+  return QuickStartStudy(quickstart.adapted(plan, directory, seed), directory, seed)
 
 
-def with_quickstart(plan: Plan, space: Workspace) -> Plan:
-  """Returns the plan with the quick start's settings of both objectives, tokenizer and seed."""
-  quick = plan.quickstart
-  generator = dataclasses.replace(quick.generator, seed=space.seed)
-  tokenizer = space.directory / "tokenizer.model"
-  if not tokenizer.is_file():
-    texts = (
-      text for tree in trees(generator, "alternatives") for text in (tree.problem, *tree.steps)
-    )
-    tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY)
-  updates = {"process": quick.process_updates, "outcome": quick.outcome_updates}
-  settings = {
-    objective: changed(quick.settings, objective=objective, steps=n, tokenizer=str(tokenizer))
-    for objective, n in updates.items()
-  }
-  quick = dataclasses.replace(quick, generator=generator)
-  return dataclasses.replace(plan, quickstart=quick, **settings)
-
-
-def trees(generator: arithmetic.Generator, arm: str, split: str = "train") -> list[StepTree]:
-  """Returns the generator's labelled solutions of an arm, by the paper's recipe."""
-  records = prm800k.numbered(generator.rows()[split], f"{split}.jsonl")
-  recipe = recipes.Recipe("paper", alternatives="drop" if arm == "own_steps" else "siblings")
-  return recipes.convert_all(records, recipe, _objective(arm))[0]
-
-
-def _objective(arm: str) -> str:
-  return "outcome" if arm == "outcome" else "process"
-
-
-def run(study: Study) -> None:
-  """Trains and judges the models of one seed."""
-  generator = study.plan.quickstart.generator
-  for arm in ARMS:
-
-    def make(arm=arm) -> dict[str, Any]:
-      data, held_out = (trees(generator, arm, split) for split in ("train", "test"))
-      c = getattr(study.plan, _objective(arm))
-      scorer = study.space.model(arm, c, data, held_out, "paper")
-      return study.measured(scorer, data)
-
-    study.space.result(arm, make)
+def _model(study: QuickStartStudy, arm: str) -> dict[str, Any]:
+  """Trains and judges the model of an arm."""
+  objective = "outcome" if arm == "outcome" else "process"
+  about = {"objective": objective, "alternatives": "drop" if arm == "own_steps" else "siblings"}
+  data, held_out = (
+    quickstart.trees(study.generator, split=split, **about) for split in ("train", "test")
+  )
+  scorer = study.model(arm, getattr(study.plan, objective), data, held_out, "paper")
+  return study.measured(scorer, data)
 
 
 def summarise(results: Results) -> dict[str, Any]:
   """Returns curves, and the share of the gap between PRM and ORM that is due to alternatives."""
   curves = {arm: results.accuracy(arm) for arm in ARMS}
   gaps = [curves["alternatives"] - curves[other] for other in ("own_steps", "outcome")]
-  shares = intervals.ratios(*gaps, results.crossed).T[1:]  # at N = 1 there is no gap
+  shares = ratios(*gaps, results.crossed).T[1:]  # at N = 1 there is no gap
   return {
     "curves": {arm: results.intervals(curve) for arm, curve in curves.items()},
     "differences": {
       "alternatives - own_steps": results.intervals(gaps[0]),
       "own_steps - outcome": results.intervals(curves["own_steps"] - curves["outcome"]),
     },
-    "share_of_gap": dict(zip(map(str, results.n[1:]), map(intervals.ratio_interval, shares))),
+    "share_of_gap": dict(zip(map(str, results.n[1:]), map(ratio_interval, shares))),
     "majority": results.intervals(results.problems("majority")),
   }
 
@@ -122,7 +76,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the table of page and screen."""
   at = results.at(4, 16, 64, 256)
   header = ["N", *(str(results.n[k]) for k in at)]
   rows = over_n(ARMS, summary["curves"], at)

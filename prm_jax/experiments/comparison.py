@@ -98,24 +98,21 @@ def read(
   """
   scores: dict[str, np.ndarray] = {}
   models: dict[str, np.ndarray] = {}
-  files: dict[str, ScoredSamples] = {}
+  contents: dict[pathlib.Path, ScoredSamples] = {}
+  by_method: dict[pathlib.Path, dict[str, np.ndarray]] = {}
   warnings: list[str] = []
   named = _reductions(scored)
   samples = scored_samples.read_scored_samples([path], progress=True, join=join)
 
-  @functools.cache  # several names may have one file
-  def read_once(file: pathlib.Path) -> tuple[ScoredSamples, dict[str, np.ndarray]]:
+  for file in dict.fromkeys(scored.values()):  # several names may have one file
     content = scored_samples.read_scored_samples([file], progress=True)
-    available = methods.solution_scores(content, neutral)
-    warnings.extend(reranking.contradictions(content, available))
-    return content, available
-
-  for name, file in scored.items():
-    content, available = read_once(file)
-    files[name] = content
     same = content.problems == samples.problems and np.array_equal(content.slots, samples.slots)
     if not same or not np.array_equal(content.correct, samples.correct):
       raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")
+    contents[file], by_method[file] = content, methods.solution_scores(content, neutral)
+    warnings += reranking.contradictions(content, by_method[file])
+  for name, file in scored.items():
+    available = by_method[file]
     if named[name]:
       score = available.get(f"prm_{named[name]}")
     else:
@@ -133,6 +130,7 @@ def read(
     scores["log-probability"] = given["logprob"]
   if "tokens" in given:
     scores["shortest"] = -given["tokens"]
+  files = {name: contents[file] for name, file in scored.items()}
   return Candidates(samples, scores, models, files, given.get("steps"), [*warnings, *lacking])
 
 

@@ -13,7 +13,7 @@ from prm_jax import step_metrics
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, mean, number, percent
-from prm_jax.experiments.study import Place, Study
+from prm_jax.experiments.study import Make, Place, Study
 from prm_jax.supervision import active
 
 TITLE = "Iterative retraining"
@@ -45,13 +45,13 @@ DIAGNOSTICS = {
 }
 
 
-def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
-  return names_of(plan.generations)
-
-
-def names_of(generations: int) -> list[str]:
-  return [*dict.fromkeys(name(arm, g) for arm in ARMS for g in range(generations))]
+def runs(plan: Plan) -> dict[str, Make]:
+  """Returns how each result of a seed is made, in an order in which those that it needs exist."""
+  made: dict[str, Make] = {}
+  for arm in ARMS:
+    for g in range(plan.generations):
+      made.setdefault(name(arm, g), functools.partial(_model, arm=arm, g=g))
+  return made
 
 
 def name(arm: str, generation: int) -> str:
@@ -64,44 +64,32 @@ def name(arm: str, generation: int) -> str:
   return f"{'convincing' if (arm, generation) == ('frozen', 1) else arm}-{generation}"
 
 
-def run(study: Study) -> None:
-  """Trains, judges and diagnoses every generation of one seed."""
-  # Of the first, last and present model: scoring a pool takes long.
-  scored = functools.lru_cache(3)(study.pool)
-  for arm in ARMS:
-    chosen = added = study.uniform(1)
-    for g in range(study.plan.generations):
-
-      def make(arm=arm, g=g, chosen=chosen, added=added) -> dict[str, Any]:
-        trees, model = study.process_trees(chosen), name(arm, g)
-        scorer = study.train(model, "process", trees, f"experiment: generation {g}")
-        pool = scored(model)
-        chosen_next = {
-          other: choice(study, scored(FIRST) if other == "frozen" else pool, other, chosen)
-          for other in ARMS
-          if name(other, g) == model  # these arms share the model
-        }
-        result = {"next": chosen_next} | diagnosed(study, pool, added)
-        if g:
-          last = scored(name(arm, g - 1))
-          result |= changed(pool, last)
-          if arm == "convincing":
-            by_last = {*choice(study, last, arm, chosen)}
-            by_this = {*chosen_next[arm]}
-            result["overlap"] = len(by_last & by_this) / max(len(by_last | by_this), 1)
-        return study.measured(scorer, trees) | result
-
-      result = study.space.result(name(arm, g), make)
-      added = [tuple(place) for place in result["next"][arm]]
-      chosen = chosen + added
+def _model(study: Study, model: str, arm: str, g: int) -> dict[str, Any]:
+  """Trains, judges and diagnoses the model of a generation, and chooses for the next."""
+  chosen = added = study.uniform(1)
+  for k in range(g):
+    added = [tuple(place) for place in study.stored(name(arm, k))["next"][arm]]
+    chosen = chosen + added
+  result = study.judged(model, "process", study.trees(chosen, "process"), f"generation {g}")
+  chosen_next = {
+    other: choice(study, FIRST if other == "frozen" else model, other, chosen)
+    for other in ARMS
+    if name(other, g) == model  # these arms share the model
+  }
+  result |= {"next": chosen_next} | diagnosed(study, study.pool(model), added)
+  if g:
+    last = name(arm, g - 1)
+    result |= changed(study.pool(model), study.pool(last))
+    if arm == "convincing":
+      by_last, by_this = {*choice(study, last, arm, chosen)}, {*chosen_next[arm]}
+      result["overlap"] = len(by_last & by_this) / max(len(by_last | by_this), 1)
+  return result
 
 
-def choice(study: Study, pool: active.Pool, arm: str, chosen: list[Place]) -> list[Place]:
+def choice(study: Study, model: str, arm: str, chosen: list[Place]) -> list[Place]:
   """Returns the next solutions to label, among those of the pool that are not chosen yet."""
-  candidates, places = study.unlabelled(pool, chosen)
   rule = "uniform" if arm == "uniform" else "convincing"
-  at = active.select(candidates, rule, ADDED, study.space.seed + len(chosen))
-  return [places[i] for i in at]
+  return study.choice(model, rule, ADDED, study.seed + len(chosen), chosen)
 
 
 def diagnosed(study: Study, pool: active.Pool, added: list[Place]) -> dict[str, Any]:
@@ -126,14 +114,15 @@ def changed(pool: active.Pool, last: active.Pool) -> dict[str, Any]:
 
 def summarise(results: Results) -> dict[str, Any]:
   """Returns curves and diagnostics of each generation."""
-  names = names_of(results.plan["generations"])
+  generations = range(results.plan["generations"])
+  names = dict.fromkeys(name(arm, g) for arm in ARMS for g in generations)
   curves = {each: results.accuracy(each) for each in names}
   return {
     "curves": {each: results.intervals(curve) for each, curve in curves.items()},
     "differences": {
       f"{other} {g}": results.intervals(curves[f"convincing-{g}"] - curves[name(other, g)])
       for other in ("frozen", "uniform")
-      for g in range(1, results.plan["generations"])
+      for g in generations[1:]
     },
     "diagnostics": {
       each: {key: results.values(each, key) for key in DIAGNOSTICS} for each in names
@@ -159,7 +148,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   last, generations = results.n[-1], range(results.plan["generations"])
   header = ["generation", *map(str, generations)]
   rows = [

@@ -5,6 +5,7 @@ Every finished result is a file below the output directory, so a run that was ki
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import multiprocessing
 import os
@@ -26,18 +27,15 @@ POLL = 1.0  # seconds between updates of the progress bar
 def module(name: str):
   """Returns the module of an experiment.
 
-  It has TITLE, QUESTION and PAPER; `runs` and `run`, which name and make the results of a seed;
-  `summarise`, `panels` and `tables`, which take the results of all seeds; and `study`, if the
-  experiment has data of its own.
+  It has TITLE, QUESTION and PAPER; `runs`, which returns the functions that make the results of a
+  seed, by the names of the results; `summarise`, `panels` and `tables`, which take the results of
+  all seeds; and `study`, if the experiment has data of its own.
   """
   return importlib.import_module(f"prm_jax.experiments.{name}")
 
 
-def run(name: str, plan: Plan, directory: pathlib.Path, workers: int) -> None:
+def run(name: str, plan: Plan, directory: pathlib.Path) -> None:
   """Makes every result of an experiment that is missing.
-
-  Args:
-    workers: worker processes of one core each; 0: this process, with all devices.
 
   Raises:
     ValueError: the directory has results of another plan, with the fields that differ; or there are
@@ -45,11 +43,13 @@ def run(name: str, plan: Plan, directory: pathlib.Path, workers: int) -> None:
   """
   if jax.process_count() > 1:
     raise ValueError("experiments run on one host; train a larger labeller with train.py")
-  for each in ("shared", name):
+  shares = not hasattr(module(name), "study")  # uses the bases and the labeller
+  for each in ("shared", name) if shares else (name,):
     plan_lib.check(plan, directory / each)
-  with _pool(workers) as submit:
-    with progress.waiting("preparing the models that all seeds share"):
-      submit(shared_job, name, plan, directory).result()
+  with _pool(plan.workers) as submit:
+    if shares:
+      with progress.waiting("preparing the models that all seeds share"):
+        submit(shared_job, plan, directory).result()
     expected = [
       directory / name / f"seed-{seed}" / f"{each}.json"
       for seed in plan.seeds
@@ -118,29 +118,29 @@ def _job(directory: pathlib.Path, log: pathlib.Path) -> Iterator[None]:
     yield
 
 
-def shared_job(name: str, plan: Plan, directory: pathlib.Path) -> None:
-  """Trains the bases and the labeller if the experiment needs them and they are missing."""
+def shared_job(plan: Plan, directory: pathlib.Path) -> None:
+  """Trains the bases and the labeller if they are missing."""
   from prm_jax.experiments import shared
 
-  if not hasattr(module(name), "study"):
-    with _job(directory, directory / "shared" / "log.txt"):
-      shared.prepare(plan, directory)
+  with _job(directory, directory / "shared" / "log.txt"):
+    shared.prepare(plan, directory)
 
 
 def seed_job(name: str, plan: Plan, directory: pathlib.Path, seed: int) -> None:
   """Trains and judges every model of one seed that has no result yet."""
-  from prm_jax.experiments import shared, workspace
+  from prm_jax.experiments import models, shared
 
-  experiment = module(name)
-  space = workspace.Workspace(directory / name / f"seed-{seed}", {}, seed)
-  results = ["problems", *experiment.runs(plan)]
-  if all((space.directory / f"{each}.json").is_file() for each in results):
+  experiment, folder = module(name), directory / name / f"seed-{seed}"
+  runs = experiment.runs(plan)
+  if all((folder / f"{each}.json").is_file() for each in ("problems", *runs)):
     return
-  with _job(directory, space.directory / "log.txt"):
+  with _job(directory, folder / "log.txt"):
     if hasattr(experiment, "study"):
-      study = experiment.study(plan, space)
+      study = experiment.study(plan, folder, seed)
     else:
-      study = shared.study(space, plan, directory)
+      study = shared.study(plan, directory, folder, seed)
+    task = study.task  # a file that cannot be read leaves no plan behind
     plan_lib.keep(plan, directory / name)
-    space.result("problems", lambda: workspace.problems_of(study.task))
-    experiment.run(study)
+    study.result("problems", lambda: models.problems_of(task))
+    for each, make in runs.items():
+      study.result(each, functools.partial(make, study, each))

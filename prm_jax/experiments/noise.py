@@ -1,5 +1,6 @@
 """Label quality: how flipped labels harm process and outcome models, and how labellers agree."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from prm_jax.evaluation.judged import first_below
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, middle
 from prm_jax.experiments.results import Results, Table, mean, number, percent
-from prm_jax.experiments.study import Study
+from prm_jax.experiments.study import Make, Study
 from prm_jax.supervision import label_requests, synthetic
 
 TITLE = "Label quality"
@@ -27,47 +28,43 @@ PAPER = (
 ARMS = {"process": "Process supervision", "outcome": "Outcome supervision, by final answer"}
 
 
-def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
-  return [f"{arm}-{share:g}" for share in plan.noise for arm in ARMS]
+def runs(plan: Plan) -> dict[str, Make]:
+  return {
+    f"{arm}-{share:g}": functools.partial(make, share=share)
+    for share in plan.noise
+    for arm, make in (("process", _process), ("outcome", _outcome))
+  }
 
 
-def run(study: Study) -> None:
-  """Trains and judges the models of one seed."""
-  chosen = study.uniform(middle(study.plan.samples))
-  for share in study.plan.noise:
+def _process(study: Study, name: str, share: float) -> dict[str, Any]:
+  """Trains and judges a process model, and measures the agreement of two such labellers."""
+  solutions = study.solutions(study.uniform(middle(study.plan.samples)))
+  labels, seed = [each for _, _, each in solutions], study.seed
+  mine, theirs = (
+    [
+      synthetic.process(text, each.steps, ratings)
+      for (text, each, _), ratings in zip(solutions, flipped(labels, share, seed))
+    ]
+    for seed in (seed, seed + 1000)
+  )
+  pairs = [pair for a, b in zip(mine, theirs) for pair in zip(a.labels, b.labels)]
+  ends = [(first_below(x.labels, 0), first_below(given, 0)) for x, given in zip(mine, labels)]
+  return study.judged(name, "process", mine, "noise") | {
+    "agreement": label_requests.agreement(pairs),
+    "moved": float(np.mean([noisy != given for noisy, given in ends])),
+  }
 
-    def process(share=share) -> dict[str, Any]:
-      solutions = [*study.solutions(chosen)]
-      labels = [each for _, _, each in solutions]
-      mine, theirs = (
-        [
-          synthetic.process(text, each.steps, ratings)
-          for (text, each, _), ratings in zip(solutions, flipped(labels, share, seed))
-        ]
-        for seed in (study.space.seed, study.space.seed + 1000)
-      )
-      scorer = study.train(f"process-{share:g}", "process", mine, "experiment: noise")
-      pairs = [pair for a, b in zip(mine, theirs) for pair in zip(a.labels, b.labels)]
-      ends = [(first_below(x.labels, 0), first_below(given, 0)) for x, given in zip(mine, labels)]
-      return study.measured(scorer, mine) | {
-        "agreement": label_requests.agreement(pairs),
-        "moved": float(np.mean([noisy != given for noisy, given in ends])),
-      }
 
-    def outcome(share=share) -> dict[str, Any]:
-      rng = np.random.default_rng([study.space.seed, *b"outcome"])
-      solutions = list(study.solutions(chosen))
-      wrong = rng.random(len(solutions)) < share
-      trees = [
-        synthetic.outcome(text, each.steps, each.correct != flip)
-        for (text, each, _), flip in zip(solutions, wrong)
-      ]
-      scorer = study.train(f"outcome-{share:g}", "outcome", trees, "experiment: noise")
-      return study.measured(scorer, trees)
-
-    study.space.result(f"process-{share:g}", process)
-    study.space.result(f"outcome-{share:g}", outcome)
+def _outcome(study: Study, name: str, share: float) -> dict[str, Any]:
+  """Trains and judges an outcome model."""
+  solutions = study.solutions(study.uniform(middle(study.plan.samples)))
+  rng = np.random.default_rng([study.seed, *b"outcome"])
+  wrong = rng.random(len(solutions)) < share
+  trees = [
+    synthetic.outcome(text, each.steps, each.correct != flip)
+    for (text, each, _), flip in zip(solutions, wrong)
+  ]
+  return study.judged(name, "outcome", trees, "noise")
 
 
 def flipped(ratings: Sequence[Sequence[int]], share: float, seed: int) -> list[tuple[int, ...]]:
@@ -123,7 +120,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the table of page and screen."""
   shares, last = results.plan["noise"], results.n[-1]
   rows = [
     [label, *(percent(summary["curves"][f"{arm}-{s:g}"]) for s in shares)]

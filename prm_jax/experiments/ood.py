@@ -7,11 +7,11 @@ import numpy as np
 
 from prm_jax.aggregation.intervals import interval
 from prm_jax.datasets import arithmetic
-from prm_jax.experiments import intervals, tasks, workspace
+from prm_jax.experiments import models, tasks
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.results import Results, Table, mean, number, percent
-from prm_jax.experiments.study import Study
+from prm_jax.experiments.results import Results, Table, mean, means, number, percent
+from prm_jax.experiments.study import Make, Study
 from prm_jax.runtime import command_line
 
 TITLE = "Out of distribution"
@@ -34,24 +34,19 @@ METHODS = {"orm": "ORM", "prm": "PRM", "majority": "Majority"}
 FAMILIAR, AGGREGATE = "in distribution", "Aggregate"
 
 
-def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
-  return ["domains"]
+def runs(plan: Plan) -> dict[str, Make]:
+  return {"domains": _models}
 
 
-def run(study: Study) -> None:
+def _models(study: Study, name: str) -> dict[str, Any]:
   """Trains both models of one seed and judges them on every domain."""
   tests = domains(study)  # reads files before anything is trained
-
-  def make() -> dict[str, Any]:
-    chosen = study.uniform(study.plan.samples[-1])
-    models = {
-      "prm": study.train("prm", "process", study.process_trees(chosen), "experiment: ood"),
-      "orm": study.train("orm", "outcome", study.outcome_trees(chosen, False), "experiment: ood"),
-    }
-    return {"domains": {name: judged(models, task) for name, task in tests.items()}}
-
-  study.space.result("domains", make)
+  chosen = study.uniform(study.plan.samples[-1])
+  scorers = {
+    "prm": study.train("prm", "process", study.trees(chosen, "process"), "ood"),
+    "orm": study.train("orm", "outcome", study.trees(chosen, "outcome_answer"), "ood"),
+  }
+  return {"domains": {domain: judged(scorers, task) for domain, task in tests.items()}}
 
 
 def domains(study: Study) -> dict[str, tasks.Task]:
@@ -59,20 +54,18 @@ def domains(study: Study) -> dict[str, tasks.Task]:
 
   Domains are files, or variants of the embedded domain.
   """
-  plan, separator = study.plan, study.plan.process.data.separator
+  plan = study.plan
   if plan.files.pool:
     named = command_line.named_files("--domains", plan.files.domains)
     if taken := named.keys() & {FAMILIAR, AGGREGATE}:
       raise ValueError(f"--domains {taken.pop()}: this name is a row of the table; choose another")
-    limits = (separator, plan.files.problems, plan.files.samples)
-    return {FAMILIAR: study.task} | {
-      name: tasks.Task((), tuple(tasks.read(path, *limits))) for name, path in named.items()
-    }
-  rng = np.random.default_rng([study.space.seed, *b"domains"])
+    tests = {name: tasks.Task((), tuple(study.read(path))) for name, path in named.items()}
+    return {FAMILIAR: study.task} | tests
+  rng = np.random.default_rng([study.seed, *b"domains"])
   known = {each.text for each in (*study.task.pool, *study.task.test)}
   by_domain = {}
   for name, setting in {FAMILIAR: plan.setting, **plan.domains}.items():
-    stream = arithmetic.distinct_problems(study.space.seed + 5000, 10**6, setting)
+    stream = arithmetic.distinct_problems(study.seed + 5000, 10**6, setting)
     fresh = (each for each in stream if each.text not in known)
     problems = itertools.islice(fresh, plan.embedded.test_problems)
     test = tuple(tasks.sampled(each, plan.domain_samples, rng) for each in problems)
@@ -80,11 +73,11 @@ def domains(study: Study) -> dict[str, tasks.Task]:
   return by_domain
 
 
-def judged(models: dict[str, Any], task: tasks.Task) -> dict[str, Any]:
-  """Returns best-of-N of each method, and AUROC of each model (`workspace.judged`)."""
-  result = workspace.problems_of(task)
-  for name, scorer in models.items():
-    judgement = workspace.judged(scorer, task)
+def judged(scorers: dict[str, Any], task: tasks.Task) -> dict[str, Any]:
+  """Returns best-of-N of each method, and AUROC of each model (`models.judged`)."""
+  result = models.problems_of(task)
+  for name, scorer in scorers.items():
+    judgement = models.judged(scorer, task)
     result[name] = judgement["accuracy"]
     result[f"{name}_auroc"] = judgement.get("auroc")
   return result
@@ -117,7 +110,7 @@ def summarise(results: Results) -> dict[str, Any]:
 def _compared(curves: dict[str, np.ndarray], crossed: bool) -> dict[str, Any]:
   """Returns intervals of each method, and of PRM minus ORM."""
   curves = curves | {"prm - orm": curves["prm"] - curves["orm"]}
-  return {key: interval(intervals.means(curve, crossed)) for key, curve in curves.items()}
+  return {key: interval(means(curve, crossed)) for key, curve in curves.items()}
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:

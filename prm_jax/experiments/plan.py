@@ -15,7 +15,6 @@ from prm_jax.experiments.tasks import Embedded
 from prm_jax.runtime import command_line, json_lines, storage
 
 Counts = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
-BASE_SEED, LABELLER_SEED = 10_000, 10_001  # of data outside every pool and test
 DOMAINS = {  # variants of the embedded domain that no model was trained on
   "longer chains": dataclasses.replace(HARD, lengths=(7, 7, 8, 8, 8)),
   "other numbers": dataclasses.replace(HARD, operands=(6, 7, 8, 9)),
@@ -202,11 +201,12 @@ def _sha256(path: str) -> str:
 def _fields(plan: Plan, directory: pathlib.Path) -> dict[str, Any]:
   """Returns the fields that the directory's results depend on, as JSON, and hashes of files."""
   every = json.loads(json.dumps(dataclasses.asdict(plan)))
-  if directory.name != "shared":
-    domains = command_line.named_files("--domains", plan.files.domains).values()
-    paths = [path for path in (plan.files.pool, plan.files.test, *domains) if path]
+  files = every["files"]
+  if directory.name == "shared":
+    given = {key: files[key] for key in ("labels", "labeller", "base")}
+    fields, paths = {key: every[key] for key in SHARED} | given, [*given.values()]
+  else:
     fields = {key: value for key, value in every.items() if key not in ("workers", "seeds")}
-    return fields | {"contents of files": [_sha256(path) for path in paths]}
-  files = {key: every["files"][key] for key in ("labels", "labeller", "base")}
-  contents = {"contents of files": [_sha256(path) for path in files.values() if path]}
-  return {key: every[key] for key in SHARED} | files | contents
+    domains = command_line.named_files("--domains", plan.files.domains)
+    paths = [files["pool"], files["test"], *domains.values()]
+  return fields | {"contents of files": [_sha256(path) for path in paths if path]}

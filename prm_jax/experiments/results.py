@@ -1,17 +1,25 @@
-"""The results of an experiment, the content of its JSON file; and the text of numbers in tables."""
+"""The results of an experiment, their intervals over seeds and problems, and tables of them.
+
+An array `[S, P, ...]` holds results of S seeds on P test problems each.  A bootstrap resample draws
+seeds, and within each of them problems, with replacement: the 95 % percentile interval holds the
+noise of data, training and test problems.  Arms of a seed share problems, so their differences are
+resampled together.
+"""
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from prm_jax.aggregation.intervals import interval
+from prm_jax.aggregation.intervals import PERCENT, interval
 from prm_jax.evaluation import reranking
-from prm_jax.experiments import intervals
 from prm_jax.runtime.json_lines import printable
+
+RESAMPLES = 2000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +44,7 @@ class Results:
   scale: str
   plan: dict[str, Any]
   seeds: list[int]
-  info: list[dict[str, Any]]  # [S] of `workspace.problems_of`
+  info: list[dict[str, Any]]  # [S] of `models.problems_of`
   runs: list[dict[str, Any]]  # each with its "seed" and its name, "run"
 
   @property
@@ -55,7 +63,7 @@ class Results:
 
   def intervals(self, values: np.ndarray) -> dict[str, list]:
     """Returns the mean of `[S, P, K]` and its interval; differences of two arms are paired."""
-    return interval(intervals.means(values, self.crossed))
+    return interval(means(values, self.crossed))
 
   def of(self, run: str) -> list[dict[str, Any]]:
     """Returns the results of that name, in the order of the seeds."""
@@ -111,6 +119,51 @@ class Results:
     }
 
 
+@functools.cache
+def resampled(count: tuple[int, int], crossed: bool = False) -> np.ndarray:
+  """Returns weights `[R, S, P]` of seeds and problems in each resample's mean; they add up to 1.
+
+  Args:
+    crossed: all seeds have the same problems, so a resample draws problems once for all seeds.
+  """
+  seeds, problems = count
+  rng = np.random.default_rng(0)
+  weights = np.zeros((RESAMPLES, seeds, problems))
+  for each in weights:
+    draw = lambda: np.bincount(rng.integers(problems, size=problems), minlength=problems)
+    same = draw()
+    for s in rng.integers(seeds, size=seeds):
+      each[s] += same if crossed else draw()
+  return weights / (seeds * problems)
+
+
+def means(values: np.ndarray, crossed: bool = False) -> np.ndarray:
+  """Returns the mean of `[S, P, K]` over seeds and problems, and its resamples: `[1 + R, K]`."""
+  drawn = np.einsum("rsp,spk->rk", resampled(values.shape[:2], crossed), values)
+  return np.concatenate([values.mean((0, 1))[None], drawn])
+
+
+def ratios(part: np.ndarray, whole: np.ndarray, crossed: bool = False) -> np.ndarray:
+  """Returns the ratio of two `means`, `[1 + R, K]`; NaN where the whole is not positive."""
+  part, whole = means(part, crossed), means(whole, crossed)
+  with np.errstate(all="ignore"):
+    return np.where(whole > 0, part / whole, np.nan)
+
+
+def ratio_interval(ratios: np.ndarray) -> dict[str, float | None]:
+  """Returns the first of `[1 + R]` ratios with the interval of the others; None: not finite.
+
+  A resample without a number counts as the lowest for the lower limit, and as the highest for the
+  upper limit.
+  """
+  ends = (
+    np.nan_to_num(ratios[1:], nan=x, posinf=np.inf, neginf=-np.inf) for x in (-np.inf, np.inf)
+  )
+  limits = [np.percentile(each, q, method="nearest") for each, q in zip(ends, PERCENT)]
+  numbers = {"value": ratios[0], "low": limits[0], "high": limits[1]}
+  return {key: float(x) if np.isfinite(x) else None for key, x in numbers.items()}
+
+
 def percent(
   curve: dict[str, list], sign: bool = False, at: int = -1, scale: float = 100, digits: int = 1
 ) -> str:
@@ -130,7 +183,7 @@ def over_n(
 
 
 def ratio(found: dict[str, float | None], digits: int = 2, scale: float = 1) -> str:
-  """Returns a value of `intervals.ratio_interval` as "1.23 (1.04 to none)"."""
+  """Returns a value of `ratio_interval` as "1.23 (1.04 to none)"."""
   values = (found[key] for key in ("value", "low", "high"))
   value, low, high = (number(x, digits, scale, "none") for x in values)
   return f"{value} ({low} to {high})"

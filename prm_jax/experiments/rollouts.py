@@ -7,6 +7,7 @@ domain, whose ratings are known exactly.
 import contextlib
 import dataclasses
 import functools
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,13 @@ from prm_jax.aggregation.intervals import interval
 from prm_jax.datasets import arithmetic
 from prm_jax.datasets.stepwise import records
 from prm_jax.evaluation.answers import grading
-from prm_jax.experiments import alternatives, figures, intervals, workspace
+from prm_jax.experiments import figures, models, quickstart
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, changed
-from prm_jax.experiments.results import Results, Table, number, over_n, percent
-from prm_jax.experiments.search import LIMITS, Made
-from prm_jax.experiments.study import Study
-from prm_jax.experiments.workspace import Workspace
+from prm_jax.experiments.quickstart import QuickStartStudy
+from prm_jax.experiments.results import Results, Table, number, over_n, percent, ratios
+from prm_jax.experiments.search import LIMITS
+from prm_jax.experiments.study import Make
 from prm_jax.generation.engines import Prompt
 from prm_jax.generation.sampling import Sampling
 from prm_jax.runtime.journal import Journal
@@ -62,91 +63,51 @@ LEARNED = {  # the labels of these arms, and their kind
 }
 
 
-def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
-  return [*(f"{rule}-{k}" for rule in RULES for k in plan.rollouts.counts), *ARMS]
+def runs(plan: Plan) -> dict[str, Make]:
+  labels = {
+    f"{rule}-{k}": functools.partial(_labels, rule=rule, k=k)
+    for rule in RULES
+    for k in plan.rollouts.counts
+  }
+  return labels | dict.fromkeys(ARMS, _model)
 
 
-def study(plan: Plan, space: Workspace) -> Study:
+def study(plan: Plan, directory: pathlib.Path, seed: int) -> "RolloutStudy":
   """Returns the quick start's study, with fewer updates of a process model for fewer labels."""
-  quick = alternatives.study(plan, space)
-  process = changed(quick.plan.process, steps=plan.rollouts.updates)
-  return dataclasses.replace(quick, plan=dataclasses.replace(quick.plan, process=process))
+  plan = quickstart.adapted(plan, directory, seed)
+  process = changed(plan.process, steps=plan.rollouts.updates)
+  return RolloutStudy(dataclasses.replace(plan, process=process), directory, seed)
 
 
-def run(study: Study) -> None:
-  """Labels the pool by each rule and k, and trains on the labels, for one seed."""
-  labels = Labels(Made(study.plan, study.space))
-  for rule, (_, s) in RULES.items():
-    for k in study.plan.rollouts.counts:
-      make = functools.partial(labels.judged, dataclasses.replace(s, rollouts=k))
-      study.space.result(f"{rule}-{k}", make)
-  held_out = alternatives.trees(labels.made.generator, "own_steps", "test")
-  for arm in ARMS:
-
-    def make(arm=arm) -> dict[str, Any]:
-      trees = labels.trees(arm)
-      scorer = study.space.model(f"prm_{arm}", study.plan.process, trees, held_out, "rollouts")
-      labelled = sum(label is not None for tree in trees for label in tree.labels)
-      result = workspace.judged(scorer, study.task)
-      return result | {"solutions": len(trees), "steps": labelled}
-
-    study.space.result(arm, make)
-
-
-@dataclasses.dataclass(frozen=True)
-class Labels:
-  """The pool of a seed, and the labels that rollouts give it."""
-
-  made: Made
+class RolloutStudy(QuickStartStudy):
+  """The labels that rollouts give the solutions of a seed's training problems."""
 
   @functools.cached_property
-  def pool(self) -> list[tuple[arithmetic.Problem, list[arithmetic.Solution]]]:
-    """Training problems with solutions of the simulated solver."""
-    s, rng = self.made.plan.rollouts, np.random.default_rng([self.made.space.seed, *b"pool"])
+  def solved(self) -> list[tuple[arithmetic.Problem, list[arithmetic.Solution]]]:
+    """Training problems with solutions of the simulated solver, to be labelled."""
+    s, rng = self.plan.rollouts, np.random.default_rng([self.seed, *b"pool"])
     return [
       (problem, [arithmetic.solve(problem, rng) for _ in range(s.solutions)])
-      for problem in self.made.generator.problems()["train"][: s.problems]
+      for problem in self.problems["train"][: s.problems]
     ]
 
   def annotated(self, s: Settings) -> list[Problem]:
-    """Returns the problems of the pool with the rollouts that the settings ask for."""
+    """Returns the solved problems with the rollouts that the settings ask for."""
     problems = []
-    for problem, drawn in self.pool:
+    for problem, drawn in self.solved:
       answer = problem.answer
       solutions = [Solution({}, x.steps, ended=True, right=x.answer == answer) for x in drawn]
       problems.append(Problem(problem.text, str(answer), solutions))
     make = lambda text, seed: Prompt("", text, "\n", seed)
-    model = dataclasses.replace(self.made.language_model, batch=512)
-    path = self.made.space.directory / "rollouts.journal"
+    model = dataclasses.replace(self.language_model, batch=512)
+    path = self.directory / "rollouts.journal"
     path.unlink(missing_ok=True)  # of a run that was killed
     with grading.Grader("math") as grader, contextlib.closing(Journal(path, {})) as journal:
-      seed = self.made.space.seed
+      seed = self.seed
       annotator = Annotator(model, make, Sampling(), LIMITS, "\n", grader, s, seed, {})
       annotator.run(problems, range(len(problems)), journal)
     path.unlink()
     return problems
-
-  def judged(self, s: Settings) -> dict[str, Any]:
-    """Returns first errors by problem `[P]`, named, existing and named rightly; and the cost."""
-    named, existing, right = np.zeros((3, len(self.pool)), int)
-    problems = self.annotated(s)
-    for p, (problem, (_, solutions)) in enumerate(zip(problems, self.pool)):
-      for solution, exact in zip(problem.solutions, solutions):
-        labels, _ = rollout_labels.label(problem, solution, s)
-        first = labels.index(False) if False in labels else None
-        true = exact.ratings.index(-1) if -1 in exact.ratings else None
-        named[p] += first is not None
-        existing[p] += true is not None
-        right[p] += first is not None and first == true
-    return {
-      "named": named.tolist(),
-      "there": existing.tolist(),
-      "right": right.tolist(),
-      "solutions": sum(len(solutions) for _, solutions in self.pool),
-      "rollouts": sum(count.n for each in problems for count in each.counts.values()),
-      "tokens": sum(each.tokens for each in problems),
-    }
 
   @functools.cached_property
   def counted(self) -> list[Problem]:
@@ -155,14 +116,14 @@ class Labels:
 
   def settings(self, arm: str) -> Settings:
     """Returns the settings of the labels on which a model is trained, of the most rollouts."""
-    return dataclasses.replace(LEARNED[arm][0], rollouts=max(self.made.plan.rollouts.counts))
+    return dataclasses.replace(LEARNED[arm][0], rollouts=max(self.plan.rollouts.counts))
 
-  def trees(self, arm: str) -> list[StepTree]:
+  def labelled(self, arm: str) -> list[StepTree]:
     """Returns the labelled solutions of the pool that a model of this arm is trained on."""
     if arm == "exact":
       return [
         synthetic.process(problem.text, each.steps, each.ratings)
-        for problem, solutions in self.pool
+        for problem, solutions in self.solved
         for each in solutions
       ]
     s, kind = self.settings(arm), LEARNED[arm][1]
@@ -176,6 +137,39 @@ class Labels:
     return out
 
 
+def _labels(study: RolloutStudy, name: str, rule: str, k: int) -> dict[str, Any]:
+  """Returns first errors by problem `[P]`, named, existing and named rightly; and the cost."""
+  named, existing, right = np.zeros((3, len(study.solved)), int)
+  s = dataclasses.replace(RULES[rule][1], rollouts=k)
+  problems = study.annotated(s)
+  for p, (problem, (_, solutions)) in enumerate(zip(problems, study.solved)):
+    for solution, exact in zip(problem.solutions, solutions):
+      labels, _ = rollout_labels.label(problem, solution, s)
+      first = labels.index(False) if False in labels else None
+      true = exact.ratings.index(-1) if -1 in exact.ratings else None
+      named[p] += first is not None
+      existing[p] += true is not None
+      right[p] += first is not None and first == true
+  return {
+    "named": named.tolist(),
+    "there": existing.tolist(),
+    "right": right.tolist(),
+    "solutions": sum(len(solutions) for _, solutions in study.solved),
+    "rollouts": sum(count.n for each in problems for count in each.counts.values()),
+    "tokens": sum(each.tokens for each in problems),
+  }
+
+
+def _model(study: RolloutStudy, arm: str) -> dict[str, Any]:
+  """Trains and judges a process model on the labels of an arm."""
+  trees = study.labelled(arm)
+  held_out = quickstart.trees(study.generator, "process", "test", "drop")
+  scorer = study.model(f"prm_{arm}", study.plan.process, trees, held_out, "rollouts")
+  labelled = sum(label is not None for tree in trees for label in tree.labels)
+  result = models.judged(scorer, study.task)
+  return result | {"solutions": len(trees), "steps": labelled}
+
+
 def summarise(results: Results) -> dict[str, Any]:
   """Returns precision and recall of first errors over k, cost, and curves of the models."""
   counts = results.plan["rollouts"]["counts"]
@@ -186,9 +180,7 @@ def summarise(results: Results) -> dict[str, Any]:
   per_solution = lambda rule, key: [
     float(np.mean([each[key] / each["solutions"] for each in seeds])) for seeds in by_count[rule]
   ]
-  share = lambda rule, of: interval(
-    intervals.ratios(by(rule, "right"), by(rule, of), results.crossed)
-  )
+  share = lambda rule, of: interval(ratios(by(rule, "right"), by(rule, of), results.crossed))
   curves = {arm: results.accuracy(arm) for arm in ARMS}
   return {
     "counts": counts,
@@ -222,7 +214,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   columns = range(len(summary["counts"]))
   header = ["k rollouts of a step", *map(str, summary["counts"])]
   rows = []

@@ -6,10 +6,10 @@ best score.
 """
 
 import collections
-import dataclasses
 import functools
 import itertools
 import json
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,26 +17,25 @@ import jax
 import numpy as np
 
 from prm_jax import aggregation as agg
-from prm_jax.config import Loss
 from prm_jax.datasets import arithmetic
 from prm_jax.evaluation.answers import extraction
-from prm_jax.experiments import alternatives, tasks, workspace
+from prm_jax.experiments import models, quickstart, tasks
 from prm_jax.experiments.figures import Curve, Panel
-from prm_jax.experiments.plan import Plan, changed
+from prm_jax.experiments.models import Samples
+from prm_jax.experiments.plan import Plan
+from prm_jax.experiments.quickstart import QuickStartStudy
 from prm_jax.experiments.results import Results, Table, over_n
-from prm_jax.experiments.study import Study
-from prm_jax.experiments.workspace import Samples, Workspace
+from prm_jax.experiments.study import Make
 from prm_jax.generation import prompts, search, step_writer
 from prm_jax.generation.cached_scorer import CachedScorer
 from prm_jax.generation.engines import Limits, Prompt, derived_seed
-from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.sampling import Sampling
 from prm_jax.generation.search import Search
 from prm_jax.input_pipeline import prefix_tree
 from prm_jax.runtime import storage
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.supervision import synthetic
-from prm_jax.training import loop
+from prm_jax.supervision.active import log_scores
 from prm_jax.types import StepTree
 
 TITLE = "Search guided by a process reward model"
@@ -67,49 +66,34 @@ LIMITS = Limits(max_new_tokens=96)
 BATCH = 1024  # lanes under way
 
 
-def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
-  return ["samples", *(f"{rule}-{n}" for rule in SEARCHES for n in plan.search.widths)]
+def runs(plan: Plan) -> dict[str, Make]:
+  return {"samples": _of_samples} | {
+    f"{rule}-{n}": functools.partial(_of_search, rule=rule, n=n)
+    for rule, n in itertools.product(SEARCHES, plan.search.widths)
+  }
 
 
-def study(plan: Plan, space: Workspace) -> Study:
+def study(plan: Plan, directory: pathlib.Path, seed: int) -> "SearchStudy":
   """Returns the study of the quick start's test problems, with the language model's samples."""
-  plan = alternatives.with_quickstart(plan, space)
-  return Study(plan, space, Made(plan, space).task())
+  return SearchStudy(quickstart.adapted(plan, directory, seed), directory, seed)
 
 
-def run(study: Study) -> None:
-  """Judges the samples and searches at every budget, for one seed."""
-  made = Made(study.plan, study.space)
-  study.space.result("samples", lambda: _of_samples(study, made))
-  for rule, n in itertools.product(SEARCHES, study.plan.search.widths):
-    study.space.result(f"{rule}-{n}", functools.partial(_of_search, made, rule, n))
-
-
-@dataclasses.dataclass(frozen=True)
-class Made:
-  """The language model and the reward model of a seed, made on first use; the test problems."""
-
-  plan: Plan
-  space: Workspace
-
-  @functools.cached_property
-  def generator(self) -> arithmetic.Generator:
-    return self.plan.quickstart.generator
+class SearchStudy(QuickStartStudy):
+  """One seed's language model and reward model, made on first use, and the test problems."""
 
   @functools.cached_property
   def test(self) -> list[arithmetic.Problem]:
-    return self.generator.problems()["test"][: self.plan.search.problems]
+    return self.problems["test"][: self.plan.search.problems]
 
   @functools.cached_property
   def reward_model(self) -> Scorer:
     """The process model, trained on the quick start's records and the language model's samples."""
     trees, test = (
-      alternatives.trees(self.generator, "alternatives", split) for split in ("train", "test")
+      quickstart.trees(self.generator, "process", split) for split in ("train", "test")
     )
-    workdir = self.space.directory / "prm"
-    samples = [] if workspace.finished(workdir, self.plan.process) else self.labelled()
-    return self.space.model("prm", self.plan.process, [*trees, *samples], test, "paper")
+    workdir = self.directory / "prm"
+    samples = [] if models.finished(workdir, self.plan.process) else self.labelled()
+    return self.model("prm", self.plan.process, [*trees, *samples], test, "paper")
 
   def labelled(self) -> list[StepTree]:
     """Returns the language model's samples of training problems, with exact labels.
@@ -118,7 +102,7 @@ class Made:
     finds these: clauses left out, values restated again and again.
     """
     s = self.plan.search
-    problems = self.generator.problems()["train"][: s.labelled]
+    problems = self.problems["train"][: s.labelled]
     asked = self.prompts(problems, len(self.test))
     samples = self.language_model.generate(asked, s.own, Sampling(s.temperature), LIMITS)
     trees = []
@@ -135,31 +119,9 @@ class Made:
       first: the number of the first prompt, from which its seed is derived.
     """
     return [
-      Prompt("", each.text, "\n", derived_seed(self.space.seed, i))
+      Prompt("", each.text, "\n", derived_seed(self.seed, i))
       for i, each in enumerate(problems, first)
     ]
-
-  @functools.cached_property
-  def language_model(self) -> Sampler:
-    """The language model, trained on the simulated solver's samples, mistakes included."""
-    workdir = self.space.directory / "language_model"
-    c = changed(self.plan.process, steps=self.plan.search.updates, seed=self.space.seed)
-    if not workspace.finished(workdir, c):
-      rng = np.random.default_rng([self.space.seed, *b"text"])
-      files = {}
-      for split, problems in self.generator.problems().items():
-        files[split] = path = self.space.directory / f"text_{split}.jsonl"
-        with storage.written(path) as out:
-          for each in problems:
-            for _ in range(self.plan.search.solutions):
-              steps = arithmetic.solve(each, rng).steps
-              line = {"prompt": f"{each.text}\n", "completion": "\n".join(steps)}
-              out.write(json.dumps(line) + "\n")
-      texts = {"text_train": str(files["train"]), "text_eval": str(files["test"])}
-      data = dataclasses.replace(c.data, directory="", **texts)
-      loss = Loss(objective="language_model")
-      loop.run(dataclasses.replace(c, data=data, loss=loss), workdir)
-    return Sampler.load(workdir, run=True)
 
   def search(self, rule: str, n: int) -> list[search.Found]:
     """Runs a search on every test problem; returns what it found, by problem."""
@@ -172,7 +134,7 @@ class Made:
   @functools.cached_property
   def samples(self) -> list[list[tuple[list[str], bool, int]]]:
     """(steps, finished, tokens) of samples, by problem; as many as the widest search has lanes."""
-    path = self.space.directory / "samples.jsonl"
+    path = self.directory / "samples.jsonl"
     if not path.is_file():
       with storage.written(path) as out:
         for found in self.search("best_of_n", max(self.plan.search.widths)):
@@ -181,8 +143,9 @@ class Made:
           out.write(json.dumps(samples) + "\n")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
+  @functools.cached_property
   def task(self) -> tasks.Task:
-    """Returns the task of the test problems with these samples."""
+    """The test problems with these samples; there is no pool."""
     test = []
     for problem, samples in zip(self.test, self.samples):
       solutions = [_solution(problem, steps, finished) for steps, finished, _ in samples]
@@ -195,43 +158,43 @@ def _solution(problem: arithmetic.Problem, steps: Sequence[str], finished: bool)
   return tasks.Solution(tuple(steps), answer == str(problem.answer), answer)
 
 
-def _of_samples(study: Study, made: Made) -> dict[str, Any]:
+def _of_samples(study: SearchStudy, name: str) -> dict[str, Any]:
   """Returns accuracies `[P][K]` of best-of-N and of votes at the K widths, and tokens at each."""
-  n, scorer, samples = made.plan.search.widths, made.reward_model, Samples.of(study.task)
-  probabilities = workspace.step_probabilities(scorer, study.task.test)
-  scores = [workspace.solution_scores(scorer, each) for each in probabilities]
+  n, samples = study.plan.search.widths, Samples.of(study.task)
+  right = models.right_steps(study.reward_model, study.task.test)
+  scores = [log_scores(each) for each in right]
   by_sample = np.array([each[index] for each, index in zip(scores, samples.index)])
   outcomes = (samples.correct, samples.valid, n)
   with jax.enable_x64(True):
     best = agg.best_of_n(agg.join_ties(by_sample), *outcomes)
-  key = jax.random.key(study.space.seed)
+  key = jax.random.key(study.seed)
   weighted, _ = agg.majority_vote(
     samples.answers, *outcomes, np.exp(by_sample), key=key, permutations=256
   )
   votes, _ = agg.majority_vote(samples.answers, *outcomes)
   accuracy = {"best_of_n": best, "weighted": weighted, "majority": votes}
-  spent = [_spent(made, width) for width in n]
-  return {name: workspace.rounded(x) for name, x in accuracy.items()} | {"spent": spent}
+  spent = [_spent(study, width) for width in n]
+  return {name: models.rounded(x) for name, x in accuracy.items()} | {"spent": spent}
 
 
-def _spent(made: Made, n: int) -> dict[str, int]:
+def _spent(study: SearchStudy, n: int) -> dict[str, int]:
   """Counts tokens of the first n samples of each problem: written, and read by the reward model."""
   spent = collections.Counter()
-  for problem, samples in zip(made.test, made.samples):
-    trees = [made.reward_model.encode(problem.text, steps) for steps, _, _ in samples[:n]]
+  for problem, samples in zip(study.test, study.samples):
+    trees = [study.reward_model.encode(problem.text, steps) for steps, _, _ in samples[:n]]
     spent["scored"] += len(prefix_tree.merge(trees)[0])
     spent["generated"] += sum(tokens for _, _, tokens in samples[:n])
   return dict(spent)
 
 
-def _of_search(made: Made, rule: str, n: int) -> dict[str, Any]:
+def _of_search(study: SearchStudy, name: str, rule: str, n: int) -> dict[str, Any]:
   """Returns the accuracy of a search's pick `[P][1]`, ties shared, and its tokens."""
   accuracy, spent = [], collections.Counter()
-  for found in made.search(rule, n):
+  for found in study.search(rule, n):
     finished = [lane for lane in found.lanes if lane.end == "stop"]
     scores = [np.prod(x.right) for x in finished]
     picks = [x for x, score in zip(finished, scores) if score == max(scores)]
-    correct = [_solution(made.test[found.prompt], x.steps, True).correct for x in picks]
+    correct = [_solution(study.test[found.prompt], x.steps, True).correct for x in picks]
     accuracy.append([float(np.mean(correct)) if correct else 0.0])
     spent.update(found.spent)
   return {"accuracy": accuracy, "spent": dict(spent)}
@@ -281,7 +244,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   widths = range(len(summary["widths"]))
   header = ["N", *map(str, summary["widths"])]
   labels = {name: label for name, label in LABELS.items() if name in summary["curves"]}

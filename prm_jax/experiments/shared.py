@@ -7,45 +7,42 @@ from collections.abc import Callable
 from prm_jax.config import Experiment
 from prm_jax.datasets import labelled
 from prm_jax.datasets.arithmetic import Setting
+from prm_jax.experiments import models, tasks
 from prm_jax.experiments import plan as plan_lib
-from prm_jax.experiments import tasks, workspace
-from prm_jax.experiments.plan import BASE_SEED, LABELLER_SEED, Plan
+from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.study import Study
-from prm_jax.experiments.workspace import Workspace
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.types import StepTree
 
+BASE_SEED, LABELLER_SEED = 10_000, 10_001  # of data outside every pool and test
 VOCABULARY = 700  # pieces: every clause, value and sign of the embedded domain, and bytes
 HELD_OUT = 64  # labelled solutions for the evaluation of bases and labeller; half if there are few
 
 
 def prepare(plan: Plan, directory: pathlib.Path) -> None:
   """Trains the bases and the labeller, unless they are given or already trained."""
-  space, checkpoints = Workspace(directory / "shared", {}, 0), bases(plan, directory)
+  study, base = Study(plan, directory / "shared", 0), bases(plan, directory)["process"]
+
+  def train(name: str, c: Experiment, make: Callable[[], list[StepTree]], base: str) -> None:
+    if not models.finished(study.directory / name, c):
+      trees = make()
+      plan_lib.keep(plan, study.directory)
+      held_out = min(HELD_OUT, len(trees) // 2)
+      recipe = f"experiment: {name}"
+      study.model(name, c, trees[held_out:], trees[:held_out], recipe, base)
+
   if not plan.files.base:
-    tokenizer = space.directory / "tokenizer.model"
+    tokenizer = study.directory / "tokenizer.model"
     if not tokenizer.is_file():
       trees = [*critiques(plan, "process"), *labelled_trees(plan)]
-      plan_lib.keep(plan, space.directory)
+      plan_lib.keep(plan, study.directory)
       texts = [text for tree in trees for text in (tree.problem, *tree.steps)]
       tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY, whole_words=True)
     c = plan_lib.changed(plan.process_base, tokenizer=str(tokenizer))
-    _train(space, plan, "process_base", c, lambda: critiques(plan, "process"))
-    space = dataclasses.replace(space, bases={"outcome": checkpoints["process"]})
-    _train(space, plan, "outcome_base", plan.outcome_base, lambda: critiques(plan, "outcome"))
+    train("process_base", c, lambda: critiques(plan, "process"), base="")
+    train("outcome_base", plan.outcome_base, lambda: critiques(plan, "outcome"), base)
   if not plan.files.labeller:
-    space = dataclasses.replace(space, bases=checkpoints)
-    _train(space, plan, "labeller", plan.labeller, lambda: labelled_trees(plan))
-
-
-def _train(
-  space: Workspace, plan: Plan, name: str, c: Experiment, make: Callable[[], list[StepTree]]
-) -> None:
-  if not workspace.finished(space.directory / name, c):
-    trees = make()
-    plan_lib.keep(plan, space.directory)
-    held_out = min(HELD_OUT, len(trees) // 2)
-    space.model(name, c, trees[held_out:], trees[:held_out], f"experiment: {name}")
+    train("labeller", plan.labeller, lambda: labelled_trees(plan), base)
 
 
 def critiques(plan: Plan, objective: str) -> list[StepTree]:
@@ -75,17 +72,17 @@ def bases(plan: Plan, directory: pathlib.Path) -> dict[str, str]:
   }
 
 
-def study(space: Workspace, plan: Plan, directory: pathlib.Path) -> Study:
-  """Returns the study of one seed, after `prepare`; ValueError if the labeller labels no steps."""
-  space = dataclasses.replace(space, bases=bases(plan, directory))
-  files, separator = plan.files, plan.process.data.separator
-  if files.pool:
-    limits = (separator, files.problems, files.samples)
-    test = tasks.read(files.test, *limits) if files.test else ()
-    task = tasks.from_files(tasks.read(files.pool, *limits), test, space.seed)
-  else:
-    task = plan.embedded.task(space.seed, plan.setting)
-  labeller = workspace.load(files.labeller or directory / "shared" / "labeller")
+def study(plan: Plan, directory: pathlib.Path, folder: pathlib.Path, seed: int) -> Study:
+  """Returns the study of one seed, after `prepare`.
+
+  Args:
+    directory, folder: of all experiments, and of the seed.
+
+  Raises:
+    ValueError: the labeller labels no steps.
+  """
+  path = plan.files.labeller or directory / "shared" / "labeller"
+  labeller = models.load(path)
   if labeller.contract.objective != "process":
-    raise ValueError(f"{files.labeller}: an {labeller.contract.objective} model labels no steps")
-  return Study(plan, space, task, labeller)
+    raise ValueError(f"{path}: an {labeller.contract.objective} model labels no steps")
+  return Study(plan, folder, seed, bases(plan, directory), labeller)

@@ -1,58 +1,124 @@
-"""One seed of an experiment: its task, the labels of its pool, and the models trained on them."""
+"""One seed of an experiment: its data, the labels of its pool, and the models trained on them."""
 
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from prm_jax.experiments import plan as plan_lib
-from prm_jax.experiments import workspace as workspace_lib
-from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.tasks import Solution, Task
-from prm_jax.experiments.workspace import Workspace
+from prm_jax.config import Experiment, Model
+from prm_jax.experiments import models, tasks
+from prm_jax.experiments.plan import Plan, changed
+from prm_jax.experiments.tasks import Problem, Solution, Task
+from prm_jax.pretrained import families
+from prm_jax.runtime import json_lines, storage
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.supervision import active, synthetic
+from prm_jax.training import loop
 from prm_jax.types import StepTree
 
 EVALUATED = 32  # test solutions for the evaluation during training
 Place = tuple[int, int]  # problem of the pool, and solution of the problem
+Make = Callable[["Study", str], dict[str, Any]]  # makes the result of that name
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """One seed's plan, workspace, task and labeller."""
+  """One seed of an experiment, or the models that all seeds share.
+
+  Each model and each result is made once, so a killed run resumes where it stopped.
+  """
 
   plan: Plan
-  space: Workspace
-  task: Task
+  directory: pathlib.Path  # of the seed's models and results
+  seed: int
+  bases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # as of `shared.bases`
   labeller: Scorer | None = None  # None: the labels are given with the solutions
 
+  def result(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
+    """Computes the result `name` with `make` and stores it, if it is missing."""
+    path = self.directory / f"{name}.json"
+    if not path.is_file():
+      result = {"seed": self.seed, "run": name} | make()
+      with storage.written(path) as out:
+        out.write(json.dumps(result) + "\n")
+
+  def stored(self, name: str) -> dict[str, Any]:
+    """Returns the stored result `name`."""
+    return json_lines.document(self.directory / f"{name}.json")
+
+  def model(
+    self,
+    name: str,
+    c: Experiment,
+    solutions: Sequence[StepTree],
+    evaluation: Sequence[StepTree],
+    recipe: str,
+    base: str = "",
+  ) -> Scorer:
+    """Returns a reward model trained on the solutions; resumes a training that was stopped.
+
+    Args:
+      base: initial checkpoint, unless the settings name one; "": random parameters.
+    """
+    workdir = self.directory / name
+    if not models.finished(workdir, c):
+      c = changed(c, seed=self.seed)
+      if base and not c.init.checkpoint:
+        choices = {field: getattr(c.model, field) for field in families.CHOICES}
+        model = dataclasses.replace(Model(), **choices)
+        c = dataclasses.replace(changed(c, checkpoint=base), model=model)
+      loop.run(c, workdir, loop.Solutions([*solutions], [*evaluation], recipe))
+    return models.load(workdir)
+
   @functools.cached_property
-  def _labels(self) -> dict[Place, synthetic.Ratings]:
-    """The labels of `solutions` so far."""
+  def task(self) -> Task:
+    """The pool and the test problems, of the files of the plan or of the embedded domain."""
+    files = self.plan.files
+    if not files.pool:
+      return self.plan.embedded.task(self.seed, self.plan.setting)
+    pool, test = (self.read(path) if path else [] for path in (files.pool, files.test))
+    return tasks.from_files(pool, test, self.seed)
+
+  def read(self, path: str) -> list[Problem]:
+    """Reads a file of candidates, within the limits of the plan."""
+    files, separator = self.plan.files, self.plan.process.data.separator
+    return tasks.read(path, separator, files.problems, files.samples)
+
+  @functools.cached_property
+  def _labels(self) -> dict[tuple[str, tuple[str, ...]], synthetic.Ratings]:
+    """The labels of `solutions` so far, by problem and steps."""
     return {}
 
   @functools.cached_property
   def evaluation(self) -> dict[str, list[StepTree]]:
     """Labelled test solutions for the evaluation during training, by objective."""
-    test = dataclasses.replace(self, task=Task(self.task.test[:EVALUATED], ()))
-    firsts = [(p, 0) for p in range(len(test.task.pool))]
-    outcome = test.outcome_trees(firsts, by_labeller=False)
-    return {"process": test.process_trees(firsts), "outcome": outcome}
+    test = self.task.test[:EVALUATED]
+    firsts = [(p, 0) for p in range(len(test))]
+    arms = {"process": "process", "outcome": "outcome_answer"}
+    return {objective: self.trees(firsts, arm, test) for objective, arm in arms.items()}
 
-  def solutions(self, chosen: Sequence[Place]) -> Iterable[tuple[str, Solution, synthetic.Ratings]]:
-    """Yields the problem's text, the solution and the labeller's labels for each of the chosen."""
-    pool = self.task.pool
-    if new := [place for place in dict.fromkeys(chosen) if place not in self._labels]:
-      pairs = [(pool[p].text, pool[p].solutions[s].steps) for p, s in new]
+  def solutions(
+    self, chosen: Sequence[Place], problems: Sequence[Problem] = ()
+  ) -> list[tuple[str, Solution, synthetic.Ratings]]:
+    """Returns the problem's text, the solution and the labeller's labels for each of the chosen.
+
+    Args:
+      problems: problems of the chosen places; none: those of the pool.
+    """
+    problems = problems or self.task.pool
+    pairs = [(problems[p].text, problems[p].solutions[s]) for p, s in chosen]
+    asked = dict.fromkeys((text, each.steps) for text, each in pairs)
+    if new := [each for each in asked if each not in self._labels]:
       classes = self.labeller.contract.labels
-      for place, each in zip(new, self.labeller.by_head(pairs)):
-        self._labels[place] = synthetic.label(each.mean(1), self.plan.threshold, classes)
-    for p, s in chosen:
-      yield pool[p].text, pool[p].solutions[s], self._labels[p, s]
+      for each, probabilities in zip(new, self.labeller.by_head(new)):
+        ratings = synthetic.label(probabilities.mean(1), self.plan.threshold, classes)
+        self._labels[each] = ratings
+    return [(text, each, self._labels[text, each.steps]) for text, each in pairs]
 
   def errors(self, chosen: Sequence[Place]) -> dict[str, Any] | None:
     """Returns the labeller's errors (`synthetic.errors`); None if no exact ratings are known."""
@@ -61,48 +127,42 @@ class Study:
     ]
     return synthetic.errors(*zip(*pairs)) if pairs else None
 
-  def process_trees(self, chosen: Sequence[Place]) -> list[StepTree]:
-    """Returns the chosen solutions with the labeller's step labels."""
-    return [
-      synthetic.process(text, each.steps, labels) for text, each, labels in self.solutions(chosen)
-    ]
+  def trees(
+    self, chosen: Sequence[Place], arm: str, problems: Sequence[Problem] = ()
+  ) -> list[StepTree]:
+    """Returns the chosen solutions with the labels of an arm.
 
-  def outcome_trees(self, chosen: Sequence[Place], by_labeller: bool) -> list[StepTree]:
-    """Returns the chosen solutions with an outcome: the labeller's, or the final answer's."""
-    return [
-      synthetic.outcome(text, each.steps, -1 not in labels if by_labeller else each.correct)
-      for text, each, labels in self.solutions(chosen)
-    ]
+    Args:
+      arm: "process": the labeller's labels of steps; "outcome_labeller": its outcome;
+        "outcome_answer": whether the final answer is right.
+      problems: as of `solutions`.
+    """
+    solutions = self.solutions(chosen, problems)
+    if arm == "process":
+      return [synthetic.process(text, x.steps, labels) for text, x, labels in solutions]
+    right = lambda x, labels: -1 not in labels if arm == "outcome_labeller" else x.correct
+    return [synthetic.outcome(text, x.steps, right(x, labels)) for text, x, labels in solutions]
 
   def train(
     self, name: str, objective: str, trees: Sequence[StepTree], recipe: str, **changes: Any
   ) -> Scorer:
     """Trains a model with the plan's settings, but for `changes` of loss, optim or train."""
-    c = plan_lib.changed(getattr(self.plan, objective), **changes)
+    c = changed(getattr(self.plan, objective), **changes)
     if self.plan.proportional and "steps" not in changes:
       share = len(trees) / (len(self.task.pool) * self.plan.samples[-1])
-      c = plan_lib.changed(c, steps=max(round(share * c.train.steps), 1))
-    return self.space.model(name, c, trees, self.evaluation[objective], recipe)
+      c = changed(c, steps=max(round(share * c.train.steps), 1))
+    evaluation, base = self.evaluation[objective], self.bases[objective]
+    return self.model(name, c, trees, evaluation, f"experiment: {recipe}", base)
 
   def judged(
-    self,
-    name: str,
-    objective: str,
-    trees: Callable[[], list[StepTree]],
-    recipe: str,
-    **changes: Any,
+    self, name: str, objective: str, trees: Sequence[StepTree], recipe: str, **changes: Any
   ) -> dict[str, Any]:
-    """Returns a model's stored result; trains and judges the model if it is missing."""
-
-    def make() -> dict[str, Any]:
-      data = trees()
-      return self.measured(self.train(name, objective, data, recipe, **changes), data)
-
-    return self.space.result(name, make)
+    """Trains a model, and returns what `measured` does; arguments as of `train`."""
+    return self.measured(self.train(name, objective, trees, recipe, **changes), trees)
 
   def measured(self, scorer: Scorer, trees: Sequence[StepTree]) -> dict[str, Any]:
     """Returns the counts of the training labels, and how well the model picks."""
-    return counts(trees) | workspace_lib.judged(scorer, self.task)
+    return counts(trees) | models.judged(scorer, self.task)
 
   def uniform(self, per_problem: int) -> list[Place]:
     """Returns each problem's first distinct solutions; larger sets contain smaller ones."""
@@ -112,36 +172,43 @@ class Study:
       for s in list(dict.fromkeys(each.samples))[:per_problem]
     ]
 
-  def samples(self, per_problem: int) -> list[Place]:
-    """Returns each problem's first samples, repeated solutions included."""
-    return [(p, s) for p, each in enumerate(self.task.pool) for s in each.samples[:per_problem]]
-
   @functools.cached_property
-  def places(self) -> list[Place]:
-    """The places of all distinct solutions of the pool."""
-    return [(p, s) for p, each in enumerate(self.task.pool) for s in range(len(each.solutions))]
+  def pool(self) -> Callable[[str], active.Pool]:
+    """The function that returns the pool's solutions as a trained model, the selector, scores them.
 
-  def pool(self, model: str) -> active.Pool:
-    """Returns the solutions at `places` as a trained model, the selector, scores them."""
-    scorer = workspace_lib.load(self.space.directory / model)
-    probabilities = workspace_lib.step_probabilities(scorer, self.task.pool)
-    classes = scorer.contract.right_classes
-    solutions = [self.task.pool[p].solutions[s] for p, s in self.places]
-    return active.Pool(
-      problems=np.array([p for p, _ in self.places]),
-      correct=np.array([each.correct for each in solutions]),
-      steps=[each.steps for each in solutions],
-      times=np.concatenate([each.times for each in self.task.pool]),
-      right=[probabilities[p][s][:, :, classes].sum(-1) for p, s in self.places],
-    )
+    It keeps the answers for three models, because scoring takes long.
+    """
+    # Not `self` in the function: a cycle would keep the labeller in memory after its seed.
+    problems, directory = self.task.pool, self.directory
 
-  def unlabelled(
-    self, pool: active.Pool, labelled: Sequence[Place]
-  ) -> tuple[active.Pool, list[Place]]:
-    """Returns the solutions of the pool that have no labels yet, and their places."""
-    known = {*labelled}
-    left = np.flatnonzero([place not in known for place in self.places])
-    return pool.subset(left), [self.places[i] for i in left]
+    @functools.lru_cache(3)
+    def pool(model: str) -> active.Pool:
+      scorer = models.load(directory / model)
+      right = models.right_steps(scorer, problems)
+      solutions = [x for each in problems for x in each.solutions]
+      return active.Pool(
+        problems=np.repeat(np.arange(len(problems)), [len(each.solutions) for each in problems]),
+        correct=np.array([x.correct for x in solutions]),
+        steps=[x.steps for x in solutions],
+        times=np.concatenate([each.times for each in problems]),
+        right=[x for each in right for x in each],
+      )
+
+    return pool
+
+  def choice(
+    self, model: str, rule: str, count: int, seed: int, known: Iterable[Place], **options: Any
+  ) -> list[Place]:
+    """Chooses among the solutions of the pool without those known, by the scores of a model.
+
+    Args:
+      rule, count, seed, options: of `active.select`.
+    """
+    known = {*known}
+    places = [(p, s) for p, each in enumerate(self.task.pool) for s in range(len(each.solutions))]
+    left = np.flatnonzero([place not in known for place in places])
+    chosen = active.select(self.pool(model), rule, count, seed, among=left, **options)
+    return [places[i] for i in chosen]
 
 
 def counts(trees: Sequence[StepTree]) -> dict[str, Any]:

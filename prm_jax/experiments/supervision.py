@@ -1,12 +1,13 @@
 """Process against outcome supervision, on identical solutions (paper section 4.1, Figure 4)."""
 
+import functools
 from typing import Any
 
-from prm_jax.experiments import figures, workspace
+from prm_jax.experiments import figures, models
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, mean, number, percent
-from prm_jax.experiments.study import Study
+from prm_jax.experiments.study import Make, Place, Study
 
 TITLE = "Process and outcome supervision"
 QUESTION = (
@@ -31,46 +32,43 @@ PAPER = (
 )
 
 
-def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
-  arms = (f"{arm}-{n}" for n in plan.samples for arm in ARMS)
-  return [*bases(plan), *arms, f"{REPEATS}-{plan.samples[-1]}", "labeller"]
+def runs(plan: Plan) -> dict[str, Make]:
+  most, made = plan.samples[-1], {}
+  if not plan.files.base:  # a base that is given need not be a reward model
+    made |= {name: functools.partial(_base, objective=each) for name, each in BASES.items()}
+  for n in plan.samples:
+    made |= {f"{arm}-{n}": functools.partial(_model, arm=arm, n=n) for arm in ARMS}
+  made[f"{REPEATS}-{most}"] = functools.partial(_model, arm=REPEATS, n=most)
+  return made | {"labeller": _labels}
 
 
-def bases(plan: Plan) -> dict[str, str]:
-  """Returns the bases that are judged; a base that is given need not be a reward model."""
-  return {} if plan.files.base else BASES
+def _base(study: Study, name: str, objective: str) -> dict[str, Any]:
+  return study.measured(models.load(study.bases[objective]), [])
 
 
-def run(study: Study) -> None:
-  """Trains and judges the models of one seed."""
-  for name, objective in bases(study.plan).items():
-    base = study.space.bases[objective]
-    study.space.result(name, lambda base=base: study.measured(workspace.load(base), []))
-  for n in study.plan.samples:
-    chosen = study.uniform(n)
-    trees = {
-      "process": lambda c=chosen: study.process_trees(c),
-      "outcome_labeller": lambda c=chosen: study.outcome_trees(c, by_labeller=True),
-      "outcome_answer": lambda c=chosen: study.outcome_trees(c, by_labeller=False),
-    }
-    for arm, make in trees.items():
-      study.judged(f"{arm}-{n}", arm.partition("_")[0], make, f"experiment: {ARMS[arm]}")
-  most = study.plan.samples[-1]
-  repeats = lambda: study.outcome_trees(study.samples(most), by_labeller=False)
-  study.judged(f"{REPEATS}-{most}", "outcome", repeats, "experiment: repeats")
-  study.space.result("labeller", lambda: labels(study))
+def _model(study: Study, name: str, arm: str, n: int) -> dict[str, Any]:
+  """Trains and judges a model of an arm on n solutions of each problem."""
+  if arm == REPEATS:
+    trees = study.trees(_samples(study, n), "outcome_answer")
+    return study.judged(name, "outcome", trees, "repeats")
+  trees = study.trees(study.uniform(n), arm)
+  return study.judged(name, arm.partition("_")[0], trees, ARMS[arm])
 
 
-def labels(study: Study) -> dict[str, Any]:
+def _samples(study: Study, per_problem: int) -> list[Place]:
+  """Returns each problem's first samples, repeated solutions included."""
+  return [(p, s) for p, each in enumerate(study.task.pool) for s in each.samples[:per_problem]]
+
+
+def _labels(study: Study, name: str) -> dict[str, Any]:
   """Returns the labeller's errors, and how often wrong steps lead to right answers, if known."""
   most, shares = study.plan.samples[-1], {}
   sets = {str(n): study.uniform(n) for n in study.plan.samples}
-  sets["samples"] = study.samples(most)
-  for name, chosen in sets.items():
+  sets["samples"] = _samples(study, most)
+  for key, chosen in sets.items():
     solutions = [study.task.pool[p].solutions[s] for p, s in chosen]
     right = [x for x in solutions if x.correct and x.ratings is not None]
-    shares[name] = mean(min(x.ratings) < 0 for x in right)
+    shares[key] = mean(min(x.ratings) < 0 for x in right)
   return {"exact": study.errors(sets[str(most)]), "right_answers_by_wrong_steps": shares}
 
 
@@ -129,7 +127,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   last, samples = results.n[-1], results.plan["samples"]
   out = [_series(results, summary, at) for at in reversed(results.at(16, 64))]
   percentage = lambda values: number(mean(values), 1, 100, "none")

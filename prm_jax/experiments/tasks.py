@@ -29,6 +29,12 @@ class Solution:
   answer: str | None  # equal answers vote together; None: no answer, never picked
   ratings: tuple[int, ...] | None = None  # the exact rating of every step, if known
 
+  @property
+  def right_until_error(self) -> list[bool]:
+    """Returns whether each step is right, up to the first that is wrong; nothing if unknown."""
+    right = [rating >= 0 for rating in self.ratings or ()]
+    return right[: right.index(False) + 1] if False in right else right
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:

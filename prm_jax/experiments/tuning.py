@@ -10,7 +10,7 @@ import numpy as np
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, percent
-from prm_jax.experiments.study import Study
+from prm_jax.experiments.study import Make, Study
 
 TITLE = "Hyper-parameter search"
 QUESTION = (
@@ -22,7 +22,8 @@ PAPER = (
   "not given. The ORM has 1 epoch, no dropout and no language-model loss."
 )
 ARMS = {"process": "Process supervision", "outcome": "Outcome supervision, by final answer"}
-AXES = ("language_model_weights", "learning_rates", "updates")
+AXES = ("language_model_weights", "learning_rates", "updates")  # of the plan
+SETTINGS = ("language_model_weight", "learning_rate", "steps")  # of a model, in this order
 Setting = tuple[float, float, int]  # one value of each axis
 
 
@@ -35,22 +36,19 @@ def name(arm: str, weight: float, rate: float, steps: int) -> str:
   return f"{arm}-{weight:g}-{rate:g}-{steps}"
 
 
-def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
-  return [name(arm, *each) for arm in ARMS for each in settings(vars(plan))]
-
-
-def run(study: Study) -> None:
-  """Trains and judges the models of one seed."""
-  chosen = study.uniform(study.plan.samples[-1])
-  trees = {
-    "process": lambda: study.process_trees(chosen),
-    "outcome": lambda: study.outcome_trees(chosen, by_labeller=False),
+def runs(plan: Plan) -> dict[str, Make]:
+  return {
+    name(arm, *each): functools.partial(_model, arm=arm, changes=dict(zip(SETTINGS, each)))
+    for arm in ARMS
+    for each in settings(vars(plan))
   }
-  for arm, make in trees.items():
-    for weight, rate, steps in settings(vars(study.plan)):
-      changes = {"language_model_weight": weight, "learning_rate": rate, "steps": steps}
-      study.judged(name(arm, weight, rate, steps), arm, make, "experiment: tuning", **changes)
+
+
+def _model(study: Study, name: str, arm: str, changes: dict[str, Any]) -> dict[str, Any]:
+  """Trains and judges a model with changed settings."""
+  chosen = study.uniform(study.plan.samples[-1])
+  trees = study.trees(chosen, "process" if arm == "process" else "outcome_answer")
+  return study.judged(name, arm, trees, "tuning", **changes)
 
 
 def summarise(results: Results) -> dict[str, Any]:

@@ -35,12 +35,6 @@ class Pool:
   times: np.ndarray  # [C] samples that had these steps
   right: Sequence[np.ndarray]  # [C], each float64 [steps, K]: P(right) by each of K heads
 
-  def subset(self, at: np.ndarray) -> "Pool":
-    """Returns the pool of the candidates at these indices."""
-    pick = lambda value: value[at] if isinstance(value, np.ndarray) else [value[i] for i in at]
-    fields = dataclasses.fields(self)
-    return Pool(**{field.name: pick(getattr(self, field.name)) for field in fields})
-
   @functools.cached_property
   def entropies(self) -> np.ndarray:
     """`[C]` mean over steps of the entropy of the mean P(right), in nats."""
@@ -50,9 +44,18 @@ class Pool:
 
   @functools.cached_property
   def scores(self) -> np.ndarray:
-    """`[C]` log of the product over steps of the mean P(right) (paper section 2.6)."""
-    with np.errstate(divide="ignore"):
-      return np.array([np.log(right.mean(1)).sum() for right in self.right])
+    """`[C]` of `log_scores`."""
+    return log_scores(self.right)
+
+
+def log_scores(right: Sequence[np.ndarray]) -> np.ndarray:
+  """Returns the log of the product over steps of the mean P(right) (paper section 2.6), `[C]`.
+
+  Args:
+    right: of each candidate, P(right) by step and head, `[steps, K]`.
+  """
+  with np.errstate(divide="ignore"):
+    return np.array([np.log(each.mean(1)).sum() for each in right])
 
 
 Rule = Callable[[Pool, np.ndarray, int, np.random.Generator], np.ndarray]
@@ -137,15 +140,24 @@ RULES: dict[str, Rule] = {
 }
 
 
-def select(pool: Pool, rule: str, count: int, seed: int, per_problem: bool = True) -> np.ndarray:
+def select(
+  pool: Pool,
+  rule: str,
+  count: int,
+  seed: int,
+  per_problem: bool = True,
+  among: np.ndarray | None = None,
+) -> np.ndarray:
   """Returns the indices of the chosen candidates.
 
   Args:
     count: solutions to choose, of each problem or in all.
     per_problem: choose among the solutions of each problem; False: among all.
+    among: growing indices of the candidates to choose from; None: all of the pool.
   """
   rng = np.random.default_rng(seed)
-  groups = [np.argsort(pool.problems, kind="stable")]
+  among = np.arange(len(pool.problems)) if among is None else among
+  groups = [among[np.argsort(pool.problems[among], kind="stable")]]
   if per_problem:
     groups = np.split(groups[0], np.flatnonzero(np.diff(pool.problems[groups[0]])) + 1)
   chosen = [RULES[rule](pool, members, count, rng) for members in groups if len(members)]
