@@ -202,8 +202,6 @@ def test_the_latest_and_the_best_are_kept(tmp_path, metric, expected):
   accuracy = [0.5, 0.6, 0.7, 0.7, None, 0.1]  # of equals, the later
   for half in (range(3), range(3, 6)):
     with opened(tmp_path, c) as checkpointer:
-      if made := checkpointer.steps():  # as a resumed run does
-        checkpointer.evaluated = checkpointer.evaluations_until(made[-1])
       for i in half:
         values = {"nll": nll[i], "auroc": auroc[i], "accuracy": accuracy[i]}
         small = step_lib.TrainState(jnp.int32(i + 1), {"a": jnp.ones(2)}, {"b": jnp.ones(2)})

@@ -108,11 +108,11 @@ def restore_params(
       return reader.load(step, {"params": params})["params"]
 
     newest = reader.newest(read, which)
-    steps, (ranked, metric) = reader.steps(), reader.ranked()
-    latest_is_read = which == "latest" and newest and newest[0] == steps[-1]
-    if latest_is_read and newest[0] in ranked[1:] and distributed.is_first():
+    steps = reader.steps()
+    ranked = reader._ranked(steps) if which == "latest" else []
+    if newest and newest[0] == steps[-1] and newest[0] in ranked[1:] and distributed.is_first():
       text = f"{workdir}: step {newest[0]} (latest) is read; step {ranked[0]} (best) has a better "
-      print(text + metric, file=sys.stderr, flush=True)
+      print(text + reader._best_metric(steps), file=sys.stderr, flush=True)
     return newest
 
 
@@ -138,8 +138,7 @@ class Checkpointer:
         unfinished saves alone, as another process may be writing them.
     """
     self._policy = c
-    # By step, of the run that writes; on resuming it sets `evaluations_until` its checkpoint.
-    self.evaluated: dict[int, dict[str, Any]] = {}
+    self.evaluated: dict[int, dict[str, Any]] = {}  # by step, of the run that writes
     self._info: dict[int, dict[str, Any]] = {}  # metadata read or written so far, by step
     self._saving: tuple[int, Any] | None = None  # step and future of the save under way
     self._directory = storage.absolute(workdir) / "checkpoints"
@@ -154,10 +153,10 @@ class Checkpointer:
 
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
     """Tells orbax to keep the newest and the best.  (Its own `BestN` fails on damaged metadata.)"""
-    c, steps = self._policy, sorted(each.step for each in checkpoints)
-    ranked = evaluations.ranked(self.evaluated, c.best_metric)
-    best = [step for step in ranked if step in steps][: c.keep_best]
-    return [each.step in steps[-c.keep :] + best for each in checkpoints]
+    steps = sorted(each.step for each in checkpoints)
+    kept = steps[-self._policy.keep :]
+    kept += self._ranked(steps, self._policy.best_metric)[: self._policy.keep_best]
+    return [each.step in kept for each in checkpoints]
 
   def steps(self) -> list[int]:
     """Returns the steps of the finished checkpoints, ascending."""
@@ -210,13 +209,12 @@ class Checkpointer:
     steps = self.steps()[::-1]
     if which == "latest" or not steps:
       return steps
-    ranked, metric = self.ranked()
     best = which == "best"
-    candidates = ranked if best else [step for step in steps if str(step) == str(which)]
+    candidates = self._ranked(steps) if best else [s for s in steps if str(s) == str(which)]
     if not candidates:
       why, expected = "", "latest, best (of those that were evaluated)"
       if best:
-        expected = "latest"
+        metric, expected = self._best_metric(steps), "latest"
         why = f": {metric} (train.best_metric) was never evaluated at one, or never defined"
         why += " (it needs right and wrong steps)" if metric == "auroc" else ""
       raise ValueError(
@@ -225,18 +223,21 @@ class Checkpointer:
       )
     return candidates
 
-  def ranked(self) -> tuple[list[int], str]:
-    """Returns the checkpoints with evaluations, best first, and the run's `train.best_metric`.
-
-    The newest one with readable metadata holds the evaluations of all.
-    """
-    steps = self.steps()
-    for step in reversed(steps):
+  def _ranked(self, steps: Sequence[int], metric: str = "") -> list[int]:
+    """Returns the evaluated steps, best first; without a metric, by the run's `best_metric`."""
+    known: dict[int, dict[str, Any]] = {}
+    for step in sorted(steps, reverse=True):
       with contextlib.suppress(Exception):  # `newest` reports a damaged one when it is its turn
-        metric = self.info(step)["config"]["train"]["best_metric"]
-        ranked = evaluations.ranked(self.evaluations_until(step), metric)
-        return [step for step in ranked if step in steps], metric
-    return [], ""
+        known = self.evaluations_until(step) | known
+    ranked = evaluations.ranked(known | self.evaluated, metric or self._best_metric(steps))
+    return [step for step in ranked if step in steps]
+
+  def _best_metric(self, steps: Sequence[int]) -> str:
+    """Returns `train.best_metric` of the latest of these checkpoints with readable metadata."""
+    for step in sorted(steps, reverse=True):
+      with contextlib.suppress(Exception):
+        return self.info(step)["config"]["train"]["best_metric"]
+    return ""
 
   def evaluations_until(self, step: int) -> dict[int, dict[str, float | None]]:
     """Returns the evaluations up to this step, by step, which its checkpoint holds."""
