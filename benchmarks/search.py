@@ -181,7 +181,7 @@ def writing(args: Args) -> dict:
   write = lambda: _steps(EvenSteps(model, len(asked), LANES, longest, settings), asked, rounds)
   paths, spent = write()
   forms = {
-    "seconds, cached": write,
+    "seconds, cached": lambda: write()[1],  # not its paths: `by_turns` looks at every number
     "seconds, each from its start": lambda: [
       sample(asked, LANES, (r + 1) * count) for r in range(rounds)
     ],

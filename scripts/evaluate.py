@@ -141,7 +141,7 @@ def judged(args: Args, output) -> list[str]:
   elif solutions:
     scored, trees, speed = step_benchmarks.judge(scorer, solutions, trees)
   else:  # data of outcomes alone
-    raise ValueError(f"{args.data_dir}: no labelled step")
+    raise ValueError(f"{args.data_dir}, split {args.split or 'test'}: no labelled step")
   threshold, origin = step_benchmarks.threshold(
     args.threshold, args.threshold_data, scorer, scored, args.neutral, own
   )

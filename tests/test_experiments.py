@@ -272,6 +272,10 @@ def test_results_of_another_plan_are_not_mixed(tmp_path, untrained):
   blind = dataclasses.replace(plan, blind=0.5)
   with pytest.raises(ValueError, match=r"shared has results of another plan \(blind differ"):
     jobs.run("ood", blind, tmp_path)
+  train = dataclasses.replace(plan.labeller.train, steps=plan.labeller.train.steps + 1)
+  labeller = dataclasses.replace(plan.labeller, train=train)
+  with pytest.raises(ValueError, match=r"shared has results of .* \(labeller settings differ"):
+    jobs.run("ood", dataclasses.replace(plan, labeller=labeller), tmp_path)
   jobs.run("noise", dataclasses.replace(plan, seeds=(0, 1)), tmp_path)  # seeds may change
   plan_lib.check(dataclasses.replace(plan, workers=2), tmp_path / "noise")  # and workers
 

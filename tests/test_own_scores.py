@@ -116,7 +116,7 @@ def test_step_scores_without_texts_of_steps(tmp_path):
   [
     (
       {"step_scores": [0.5, -1.5]},
-      '"step_scores[1]" is -1.5: expected float >= 0.0; it is the prob',
+      '"step_scores[1]" is -1.5: expected float >= 0.0; a step score is the prob',
     ),
     ({"step_scores": [1.5, 0.5]}, "put logits through 1 / (1 + exp(-x))"),
     ({"step_scores": [math.nan, 0.5]}, '"step_scores[0]" is nan'),

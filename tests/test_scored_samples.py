@@ -271,6 +271,7 @@ def test_a_foreign_bundle_is_an_error(tmp_path):
     ({"correct": None}, 'no "correct"'),
     ({"header": None}, "'header'"),
     ({"orm": evil}, "cannot be loaded"),
+    ({"score": np.zeros(1)}, "unknown"),
     ({"header": evil}, "cannot be loaded"),
   ):
     with np.load(bundle, allow_pickle=False) as stored:

@@ -482,11 +482,13 @@ def test_step_scores_are_read_from_lines_of_every_form(tmp_path):
   """PRMBench's lines, with those of the original solution, and labelled lines take step scores."""
   scores = {"step_scores": [0.9, 0.2], "original_step_scores": [0.7]}
   path = write_lines(tmp_path / "scored.jsonl", [prm_bench_line("redundency", [2], **scores)])
-  scores = sorted(each.scores.tolist() for each in prm_bench.scored(path, "positive"))
-  assert scores == [[0.7], [0.9, 0.2]]
+  found = sorted(each.scores.tolist() for each in prm_bench.scored(path, "positive"))
+  assert found == [[0.7], [0.9, 0.2]]
   write_lines(path, [{"problem": "p", "steps": ["a"], "labels": [-1], "step_scores": [0.3]}])
   ((tree,), _) = prm800k_steps.scored(path, "positive")
   assert tree.scores.tolist() == [0.3]
+  line = prm_bench_line("redundency", [2], steps=7, **scores)  # not a key of this form: ignored
+  assert [*prm_bench.scored(write_lines(path, [line]), "positive")]
 
 
 def test_flags_that_exclude_each_other_are_an_error():

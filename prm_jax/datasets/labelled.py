@@ -30,6 +30,10 @@ class Manifest(msgspec.Struct):
   labels: str = ""  # for stepwise: the kind of its labels
   classes: tuple[str, ...] = CLASSES["process"]  # classes of a head trained on the steps
 
+  def __post_init__(self):
+    if (self.recipe is None) != (self.dataset == "stepwise"):
+      raise ValueError(f"dataset {self.dataset} with recipe {self.recipe}")
+
   @property
   def meaning(self) -> dict[str, Any]:
     """Returns the fields of `StepContract` that follow from the labels."""

@@ -135,8 +135,8 @@ class Table:
     except BadLine as error:
       hint = "; grade.py adds it" if str(error) == 'no "is_correct"' else ""
       if str(error).startswith('"step_scores['):
-        hint = "; it is the probability in [0, 1] that the step is right: put logits through "
-        hint += "1 / (1 + exp(-x)), scale other scores to [0, 1]"
+        hint = "; a step score is the probability in [0, 1] that the step is right: put logits "
+        hint += "through 1 / (1 + exp(-x)), scale other scores to [0, 1]"
       raise BadLine(f"{self._where(places)}: {error}{hint}") from None
     if steps := candidate.rating_probs:
       self.step_probs.extend(itertools.chain.from_iterable(map(msgspec.structs.astuple, steps)))

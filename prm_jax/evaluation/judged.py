@@ -140,7 +140,8 @@ def from_record(
   Raises:
     BadLine: the line has neither key, or not one score for each step.
   """
-  scores = json_lines.convert(record, ScoredSteps, where)
+  # The steps are those of `solution`: a line of another form may use the key for something else.
+  scores = json_lines.convert(record | {"steps": []}, ScoredSteps, where)
   scores.check(solution.steps, f"{where}: ")
   if scores.rating_probs is not None:
     probs = [msgspec.structs.astuple(each) for each in scores.rating_probs]

@@ -102,9 +102,10 @@ def _chosen(
       if len(among := np.flatnonzero(allowed[p])):
         m = int(among[score[p, among].argmax()])  # a score may be -inf
         shown[m] = f"{shown[m]} and {why}" if m in shown else why
-  for slot in np.sort(samples.slots).tolist():
+  slots = np.sort(samples.slots)
+  for slot in slots[: np.searchsorted(slots, len(out) * pool)].tolist():
     p, m = divmod(slot, pool)
-    if p < len(out) and len(out[p]) < most:
+    if len(out[p]) < most:
       out[p].setdefault(m, "")
   return out
 

@@ -135,6 +135,9 @@ def read_bundle(path: pathlib.Path) -> ScoredSamples:
     if (found := {key: header.pop(key) for key in FORMAT}) != FORMAT:
       raise ValueError(f"expected {FORMAT}, not {json_lines.show(found)}")
     columns = {name: x.astype(IN_MEMORY[x.dtype.kind], copy=False) for name, x in arrays.items()}
+    fields = {field.name for field in dataclasses.fields(ScoredSamples)}
+    if unknown := (header | columns).keys() - fields:
+      raise ValueError(f"unknown {json_lines.show(sorted(unknown))}")
     hook = lambda kind, value: kind(value) if kind is pathlib.Path else value  # arrays stay
     samples = json_lines.convert(header | columns, ScoredSamples, dec_hook=hook)
     samples.check()

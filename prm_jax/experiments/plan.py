@@ -155,7 +155,7 @@ class Plan(Checked):
 
 SMALL = 2**20  # bytes up to which a directory's files are hashed by content
 # The fields that the shared models depend on, beside the files that they are made from.
-SHARED = ("labeller", "process_base", "outcome_base", "setting", "process_problems")
+SHARED = ("process_base", "outcome_base", "setting", "process_problems")
 SHARED += ("outcome_problems", "labeller_problems", "taught_stray", "blind")
 
 
@@ -170,7 +170,7 @@ def check(plan: Plan, directory: pathlib.Path) -> None:
   """
   if (path := directory / "plan.json").is_file():
     stored, fields = json_lines.document(path), _fields(plan, directory)
-    if changed := [key for key in fields if stored.get(key) != fields[key]]:
+    if changed := [key for key in fields if stored.get(key, fields[key]) != fields[key]]:
       raise ValueError(
         f"{directory} has results of another plan ({', '.join(changed)} differ); give this one its "
         "own --output_dir"
@@ -204,7 +204,9 @@ def _fields(plan: Plan, directory: pathlib.Path) -> dict[str, Any]:
   files = every["files"]
   if directory.name == "shared":
     given = {key: files[key] for key in ("labels", "labeller", "base")}
-    fields, paths = {key: every[key] for key in SHARED} | given, [*given.values()]
+    # `given` has a file under "labeller", so the settings need a name of their own.
+    fields = {key: every[key] for key in SHARED} | {"labeller settings": every["labeller"]} | given
+    paths = [*given.values()]
   else:
     fields = {key: value for key, value in every.items() if key not in ("workers", "seeds")}
     domains = command_line.named_files("--domains", plan.files.domains)

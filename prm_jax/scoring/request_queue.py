@@ -23,7 +23,7 @@ SLICE = 2**16  # characters that are encoded at a time, so that requests take tu
 
 
 class Refused(Exception):
-  """A request is refused; its client gets the status and the message."""
+  """A request gets no answer; its client gets the status, 500 if the model failed, and why."""
 
   def __init__(self, status: int, message: str):
     super().__init__(message)

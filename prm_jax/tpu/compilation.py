@@ -42,8 +42,11 @@ LIBTPU = {
 # v5p slices beyond SMALL consist of cubes of 4 x 4 x 4, up to 6144 chips.
 FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SMALL = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
-SIDES = itertools.combinations_with_replacement(range(4, 6144 // 16 + 1, 4), 3)
-CUBES = {"x".join(map(str, sides)) for sides in SIDES if math.prod(sides) <= 6144}
+CUBES = {
+  "x".join(map(str, sides))
+  for sides in itertools.combinations_with_replacement(range(4, 6144 // 16 + 1, 4), 3)
+  if math.prod(sides) <= 6144
+}
 ALLOCATED = re.compile(r"default \(color=0\)\nTotal bytes: (\d+)")  # color 0 is HBM
 REMATERIALISED = "Involuntary full rematerialization"  # XLA's warning of a copy it could not shard
 

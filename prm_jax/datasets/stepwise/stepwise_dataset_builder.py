@@ -40,6 +40,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     Args:
       source: a folder with train.jsonl and perhaps test.jsonl (or .jsonl.gz), or one file.
+      options: the kind of the labels, and the share of the problems to hold out.
     """
     self.paths = _files(pathlib.Path(source).expanduser())
     self._options = options

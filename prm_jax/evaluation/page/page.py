@@ -111,7 +111,7 @@ def _solution(record, labels, why: list[str], neutral: str, own: Mapping[str, st
   steps = []
   for i, text in enumerate(texts):
     step = Step(_pieces(text), round(right[i], 4) if len(right) == len(texts) else None)
-    if std:
+    if std and len(std) == len(texts):
       step.std = round(std[i], 4)
     if known[i] is not None:
       step.label = known[i]
