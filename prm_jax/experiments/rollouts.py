@@ -214,6 +214,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Returns the tables of page and screen."""
   columns = range(len(summary["counts"]))
   header = ["k rollouts of a step", *map(str, summary["counts"])]
   rows = []

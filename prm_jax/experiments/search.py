@@ -244,6 +244,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Returns the tables of page and screen."""
   widths = range(len(summary["widths"]))
   header = ["N", *map(str, summary["widths"])]
   labels = {name: label for name, label in LABELS.items() if name in summary["curves"]}

@@ -127,6 +127,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Returns the tables of page and screen."""
   last, samples = results.n[-1], results.plan["samples"]
   out = [_series(results, summary, at) for at in reversed(results.at(16, 64))]
   percentage = lambda values: number(mean(values), 1, 100, "none")

@@ -199,15 +199,18 @@ def skywork(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readou
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
     pieces = [first, f"{problem}\n"]
-    for i, step in enumerate(_without_numbers(steps) if tagged else steps):
-      whole = "\n" * (i > 0) + f"Step {i + 1}: {step.strip()} "
-      for line in [whole] if tagged else step.split("\n"):
-        pieces += [line, end]
-      pieces.append(READ)
+    for step in steps:
+      pieces += [piece for line in step.split("\n") for piece in (line, end)] + [READ]
+    return _joined(pieces, tokenizer)
+
+  def encode_tagged(problem: str, steps: Sequence[str]) -> TokenTree:
+    pieces = [first, f"{problem}\n"]
+    for i, step in enumerate(_without_numbers(steps)):
+      pieces += ["\n" * (i > 0) + f"Step {i + 1}: {step.strip()} ", end, READ]
     return _joined(pieces, tokenizer)
 
   return Readout(
-    encode,
+    encode_tagged if tagged else encode,
     layers=("v_head.summary",),
     outputs=1,
     separator=separator or "\n",
