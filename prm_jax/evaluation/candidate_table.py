@@ -142,8 +142,7 @@ class Table:
       self.step_probs.extend(itertools.chain.from_iterable(map(msgspec.structs.astuple, steps)))
     else:
       self.step_probs.extend(steps := candidate.step_scores or ())
-    for name, number in zip(self.score_names, named):
-      self.found |= set() if math.isnan(number) else {name}
+    self.found.update(x for x, number in zip(self.score_names, named) if not math.isnan(number))
     missing = cut_off or (needs_answer and not answer)
     number = -1 if missing else answers.setdefault(answer, len(answers))
     correct = candidate.is_correct is True and not cut_off
@@ -178,9 +177,10 @@ class Table:
 
   def samples(self, join: Callable | None) -> ScoredSamples:
     """Returns the candidates as arrays; `join` as in `read_scored_samples`."""
-    places = 6 + np.arange(3 * len(self.paths))
-    rows = np.frombuffer(self.rows).reshape(-1, 6 + len(places) + len(self.score_names)).T
-    problem, correct, answer, orm, prm_score, counts = rows[:6]
+    named_from = 6 + 3 * len(self.paths)
+    rows = np.frombuffer(self.rows).reshape(-1, named_from + len(self.score_names))
+    numbers, places, named = np.split(rows, [6, named_from], axis=1)
+    problem, correct, answer, orm, prm_score, counts = numbers.T
     problem, answer = problem.astype(np.int64), answer.astype(np.int64)
     keys = set().union(*self.keys.values())
     if join and "answer" in keys:
@@ -208,7 +208,7 @@ class Table:
     if "rating_probs" not in keys:  # a step score s is the probabilities 1 - s, 0, s
       step_probs = np.stack([1 - step_probs, np.zeros_like(step_probs), step_probs], axis=1)
     has_steps = bool(keys & {"rating_probs", "step_scores"})
-    named = [padded(column, np.nan) for column in rows[6 + len(places) :]]
+    scores = [padded(column, np.nan) for column in named.T]
     return ScoredSamples(
       files=tuple(self.paths),
       file_bytes=tuple(path.stat().st_size for path in self.paths),
@@ -216,13 +216,13 @@ class Table:
       levels=tuple(map(text, levels)),
       subjects=tuple(map(text, subjects)),
       sizes=sizes,
-      places=padded(rows[places].T.reshape(-1, len(self.paths), 3).astype(np.int64), 0),
+      places=padded(places.reshape(-1, len(self.paths), 3).astype(np.int64), 0),
       correct=padded(correct == 1, False),
       valid=padded(answer >= 0, False),
       answer_ids=padded(np.maximum(answer, 0), 0) if "answer" in keys else None,
       orm=padded(orm, np.nan) if "orm_score" in keys else None,
       score_names=self.score_names,
-      scores=np.stack(named) if named else None,
+      scores=np.stack(scores) if scores else None,
       prm_score=padded(prm_score, np.nan),
       slots=slots,
       step_counts=counts.astype(np.int64) if has_steps else None,

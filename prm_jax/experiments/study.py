@@ -38,6 +38,10 @@ class Study:
   seed: int
   bases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # as of `shared.bases`
   labeller: Scorer | None = None  # None: the labels are given with the solutions
+  # The labels of `solutions` so far, by problem and steps.
+  _labels: dict[tuple[str, tuple[str, ...]], synthetic.Ratings] = dataclasses.field(
+    default_factory=dict, init=False, repr=False
+  )
 
   def result(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
     """Computes the result `name` with `make` and stores it, if it is missing."""
@@ -88,11 +92,6 @@ class Study:
     """Reads a file of candidates, within the limits of the plan."""
     files, separator = self.plan.files, self.plan.process.data.separator
     return tasks.read(path, separator, files.problems, files.samples)
-
-  @functools.cached_property
-  def _labels(self) -> dict[tuple[str, tuple[str, ...]], synthetic.Ratings]:
-    """The labels of `solutions` so far, by problem and steps."""
-    return {}
 
   @functools.cached_property
   def evaluation(self) -> dict[str, list[StepTree]]:

@@ -346,23 +346,23 @@ def read_rows(
   With `train.epochs`, sets the number of updates from the number of rows.
   """
   c, tokenizer, vocab_size = initialization.find(c, workdir)
-  data, text = c.data, c.loss.objective == "language_model"
-  if text or solutions:
-    meaning = {"recipe": "text" if text else solutions.recipe}
-  else:
-    meaning = labelled.read_manifest(data.directory).meaning
-  separator = "" if text else data.separator
-  contract = token_tree.step_contract(
-    tokenizer, separator, c.loss.objective, **meaning, heads=c.loss.heads
-  )
-  if text:
+  data = c.data
+  if c.loss.objective == "language_model":
+    contract = token_tree.step_contract(tokenizer, "", c.loss.objective, "text")
     train = text_dataset.load(data.text_train, tokenizer, data.row_length)
     evaluation = text_dataset.load(data.text_eval, tokenizer, data.row_length)
   elif solutions:
+    contract = token_tree.step_contract(
+      tokenizer, data.separator, c.loss.objective, solutions.recipe, heads=c.loss.heads
+    )
     how = {"row_length": data.row_length, "merge": data.merge, "round_reads_to": READS}
     pack = functools.partial(step_dataset.pack, tokenizer=tokenizer, contract=contract, **how)
     train, evaluation = pack(solutions.train), pack(solutions.evaluation, evaluation=True)
   else:
+    meaning = labelled.read_manifest(data.directory).meaning
+    contract = token_tree.step_contract(
+      tokenizer, data.separator, c.loss.objective, **meaning, heads=c.loss.heads
+    )
     with progress.waiting(f"reading {data.directory}"):
       train = step_dataset.load(data, "train", tokenizer, contract)
       evaluation = step_dataset.load(data, data.eval_split, tokenizer, contract, evaluation=True)
