@@ -101,6 +101,14 @@ def test_long_formulas_stay_inside(opened):
   assert block.evaluate("node => node.scrollWidth > node.clientWidth")
 
 
+def test_bold_words_of_a_model_are_bold(opened):
+  """Markdown's `**words**` are bold beside formulas, and a product or power keeps its stars."""
+  tab = opened([candidate("p", [0.5], True, text="**Step 1:** $x$. **Given:** 2**3**4, ** no **")])
+  text = tab.locator(".step .text")
+  assert text.locator("b").all_inner_texts() == ["Step 1:", "Given:"]
+  assert "2**3**4, ** no **" in text.inner_text()
+
+
 def test_text_of_the_data_never_runs(opened):
   """Markup in a step, an answer or a formula is shown as text and never runs."""
   tab = opened()

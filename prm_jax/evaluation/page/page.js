@@ -18,6 +18,12 @@ function mathml([tag, attributes, ...children]) {
   return node;
 }
 
+// Language models write Markdown: **words** are bold.  Powers as in 2**3 are not.
+const BOLD = /(?<![\w*])\*\*(?=\S)([^*\n]+?)(?<=\S)\*\*(?![\w*])/;
+function emphasized(text) {
+  return text.split(BOLD).map((part, i) => (i % 2 ? element("b", {}, part) : part));
+}
+
 function typeset(pieces) {
   const nodes = [];
   for (let piece of pieces) {
@@ -30,8 +36,8 @@ function typeset(pieces) {
       nodes.push(element("span", { className: "formula" }, tree));
     } else if (nodes.at(-1)?.className === "formula" && /^[.,;:!?)]/.test(piece)) {
       nodes.at(-1).append(piece[0]); // so that no line begins with the full stop after a formula
-      nodes.push(line ? piece.slice(1).trimStart() : piece.slice(1));
-    } else nodes.push(piece);
+      nodes.push(...emphasized(line ? piece.slice(1).trimStart() : piece.slice(1)));
+    } else nodes.push(...emphasized(piece));
   }
   return nodes;
 }

@@ -182,7 +182,7 @@ def render(
   """Returns the page as one HTML file.
 
   Args:
-    report: HTML to show below the solutions, which must come from autoescaping templates.
+    report: HTML to show above the solutions, which must come from autoescaping templates.
     threshold: a step with a lower P(right) is doubted; a step above the middle between the
       threshold and 1 has no colour.
   """
