@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree
-from prm_jax.model import attention, decoder, products, rotary
+from prm_jax.model import attention, decoder, normalization, products, rotary
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.model.block_mask import TreeMask
 from prm_jax.runtime import doctor
@@ -172,7 +172,7 @@ def test_gradients_of_a_norm_equal_those_of_its_formula(offset):
   def plain(x, scale):
     return (offset + scale) * x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 0.03)
 
-  got = gradients(lambda x, scale: decoder.rms_norm(x, scale, c), x, np.float32(scale))
+  got = gradients(lambda x, scale: normalization.rms_norm(x, scale, c), x, np.float32(scale))
   for each, wanted in zip(got, gradients(plain, x, np.float32(scale)), strict=True):
     np.testing.assert_allclose(each, wanted, rtol=1e-5, atol=1e-5)
 

@@ -16,7 +16,7 @@ from conftest import ROOT
 from jax.sharding import NamedSharding, PartitionSpec
 
 from prm_jax import config as config_lib
-from prm_jax.model import decoder, products
+from prm_jax.model import decoder, embedding, products
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import command_line
 from prm_jax.tpu import compilation, hlo
@@ -172,7 +172,7 @@ def test_a_sharded_embedding_equals_a_whole_one(width):
   tokens = rng.integers(0, 24, (8, 5))
 
   def weighted(table):
-    x = decoder.embed(table, jnp.asarray(tokens), c)
+    x = embedding.embed(table, jnp.asarray(tokens), c)
     return (x * weights).sum(), x
 
   gradient = np.zeros_like(values)
@@ -200,8 +200,8 @@ def test_gradients_are_reduced_in_the_chosen_dtype(choice, dtype):
   x, weight = jnp.ones((8, 4), jnp.bfloat16), jnp.ones((4, 6))
 
   def both(weight, table):
-    y = products.weight_product(x, weight, decoder.gradient_dtype(c))
-    embedded = decoder.embed(table, jnp.zeros((1, 2), int), c)
+    y = products.weight_product(x, weight, products.gradient_dtype(c))
+    embedded = embedding.embed(table, jnp.zeros((1, 2), int), c)
     return y.astype(jnp.float32).sum() + embedded.astype(jnp.float32).sum()
 
   text = str(jax.make_jaxpr(jax.grad(both, (0, 1)))(weight, jnp.ones((5, 4))))

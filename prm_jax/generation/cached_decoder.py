@@ -24,6 +24,8 @@ from prm_jax.generation.cache import Cache
 from prm_jax.model import attention as attention_lib
 from prm_jax.model import decoder
 from prm_jax.model.block_mask import MASK_VALUE, TreeMask
+from prm_jax.model.embedding import residual_stream
+from prm_jax.model.normalization import rms_norm
 from prm_jax.model.rotary import tables
 from prm_jax.training import trainable
 
@@ -229,7 +231,7 @@ def hidden(
   Args:
     attend: a `decoder.Attention` with the number of the layer before its arguments.
   """
-  x = decoder.residual_stream(weights["embedding"], tokens, c)
+  x = residual_stream(weights["embedding"], tokens, c)
   layer = _layer(dataclasses.replace(c, lora_rank=0))  # `prepare` has merged it
   rotations, keys, values = tables(positions, c), [], []
   for i, (params, sliding) in enumerate(zip(weights["layers"], decoder.sliding_layers(c))):
@@ -240,7 +242,7 @@ def hidden(
       return attend(i, q, k, v, window)
 
     x = nnx.merge(layer, params)(x, rotations, attention, bool(sliding))
-  return decoder.rms_norm(x, weights["final_norm"], c), keys, values
+  return rms_norm(x, weights["final_norm"], c), keys, values
 
 
 @functools.cache

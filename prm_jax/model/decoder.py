@@ -9,7 +9,6 @@ are merged inside a scan (IndexError, with JAX 0.10 and 0.12).
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,12 +23,13 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from prm_jax import config as config_lib
 from prm_jax.model import attention as attention_lib
 from prm_jax.model.block_mask import TreeMask
-from prm_jax.model.products import weight_product
+from prm_jax.model.embedding import COLUMNS, residual_stream
+from prm_jax.model.normalization import rms_norm
+from prm_jax.model.products import gradient_dtype, weight_product
 from prm_jax.model.rotary import rotate, tables
 from prm_jax.model.sharding import ROWS, Axis, constrain, divides
 
 NO_WINDOW = np.iinfo(np.int32).max  # the window of a full-attention layer beside sliding ones
-COLUMNS = ("tensor", "fsdp")  # mesh axes of the embedding's columns
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}
 REMAT_POLICIES = {
   "dots": jax.checkpoint_policies.dots_saveable,
@@ -53,7 +53,7 @@ class StepScorer(nnx.Module):
   ):
     """Declares the parameters, with an ensemble of `heads` class heads on one trunk."""
     D, dtype, outputs = c.width, c.param_dtype, heads * num_classes
-    # Where the mesh does not divide the columns, the rows are split as well: see `embed`.
+    # Where the mesh does not divide the columns, the rows are split as well: see `embedding`.
     self.embedding = weight(
       rngs, (vocab_size, D), c.embedding_std, (None, COLUMNS), dtype, otherwise=("fsdp", "tensor")
     )
@@ -274,95 +274,9 @@ def abstract_params(
   )
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
-  """Applies RMSNorm over the last axis, in float32; Gemma's 1 + scale comes before rounding."""
-  # With the gradient for CPUs, libtpu overlaps one gather of weights less in each layer.
-  return (_cpu_norm if attention_lib.platform() == "cpu" else _norm)(x, scale, c)
-
-
-def _norm(x, scale, c):
-  normal = x * _inverse_size(x, c)
-  if c.norm_offset:
-    return (normal * (1 + scale.astype(jnp.float32))).astype(x.dtype)
-  return normal.astype(x.dtype) * scale.astype(x.dtype)
-
-
-def _inverse_size(x, c):
-  square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
-  return jax.lax.rsqrt(square + c.norm_epsilon)
-
-
-def _norm_forward(x, scale, c):
-  return _norm(x, scale, c), (x, scale)
-
-
-def _norm_backward(c, saved, dy):
-  """Sums by products, which XLA's CPU backend computes faster than the sums of JAX's gradient."""
-  x, scale = saved
-  inverse, gain = _inverse_size(x, c), c.norm_offset + scale.astype(jnp.float32)
-  dy = dy.astype(jnp.float32)
-  along = jnp.einsum("...d,d->...", dy * x, gain)[..., None] * inverse**3 / len(gain)
-  dscale = jnp.einsum("...,...d->d", inverse[..., 0], dy * x)
-  return (dy * gain * inverse - x * along).astype(x.dtype), dscale.astype(scale.dtype)
-
-
-_cpu_norm = jax.custom_vjp(_norm, nondiff_argnums=(2,))
-_cpu_norm.defvjp(_norm_forward, _norm_backward)
-
-
 def input_axes(name: str) -> int:
   """Returns how many axes of a projection's weight are contracted, the first ones."""
   return 2 if name == "output" else 1  # heads and their width
-
-
-def gradient_dtype(c: config_lib.Model) -> str:
-  """Returns the dtype in which the gradients of matrices are reduced across devices."""
-  return c.dtype if c.gradient_dtype == "activations" else "float32"
-
-
-def residual_stream(table: jax.Array, tokens: jax.Array, c: config_lib.Model) -> jax.Array:
-  """Returns the residual stream before the first layer, `[B, T, D]`, from int32 `[B, T]`."""
-  x = embed(table, tokens, c)
-  if c.scale_embeddings:
-    x = x * jnp.asarray(c.width**0.5, x.dtype)  # rounded first, as bfloat16 models expect
-  return constrain(x, ROWS, None, None)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def embed(table: jax.Array, tokens: jax.Array, c: config_lib.Model) -> jax.Array:
-  """Looks up embeddings, `[B, T, D]` in `c.dtype`; their gradient is summed in `gradient_dtype(c)`.
-
-  Each device looks up its own columns, for all rows of its part of "data", and never holds more of
-  the table or of its gradient than its shard.  Where the mesh does not divide the columns, the
-  table's rows are split instead, and XLA gathers the whole table.
-  """
-  split = _split_columns(table)
-  table = split(table.astype(c.dtype), None, COLUMNS)
-  x = split(table.at[split(tokens, "data", None)].get(mode="clip"), "data", None, COLUMNS)
-  # One axis is exchanged here, the other by the caller: for both at once XLA would gather x.
-  return split(x, ROWS, None, "tensor")
-
-
-def _split_columns(table: jax.Array) -> Callable[..., jax.Array]:
-  """Returns `constrain` if the current mesh divides the table's columns, otherwise the identity."""
-  mesh = jax.sharding.get_abstract_mesh()
-  return constrain if divides(COLUMNS, table.shape[1], mesh) else lambda x, *axes: x
-
-
-def _embed_forward(table, tokens, c):
-  return embed(table, tokens, c), (table, tokens)
-
-
-def _embed_backward(c, saved, dx):
-  table, tokens = saved
-  split, dtype = _split_columns(table), gradient_dtype(c)
-  dx = split(split(dx, ROWS, None, "tensor"), "data", None, COLUMNS)
-  out = split(jnp.zeros(table.shape, dtype), None, COLUMNS)
-  out = out.at[split(tokens, "data", None)].add(dx.astype(dtype), mode="clip")
-  return split(out, None, COLUMNS).astype(table.dtype), None
-
-
-embed.defvjp(_embed_forward, _embed_backward)
 
 
 def remat(layer: Callable, c: config_lib.Model) -> Callable:
