@@ -96,6 +96,11 @@ def test_normal_forms():
     ("5 dollars.", "5", "equal"),
     ("28 percent", "0.28", "equal"),
     ("28 percentage", r"28\%", "equal"),
+    ("50%", "50", "equal"),
+    ("50%", "1/2", "equal"),
+    (r"25\%", r"\frac14", "equal"),
+    ("50%", "5000", "different"),
+    ("50", "0.5", "different"),
     ("5 million dollars", "5", "different"),
     ("$5 million", "5,000,000", "equal"),
     ("5 Millions", "5", "different"),
@@ -318,6 +323,10 @@ def test_spellings_of_one_answer_vote_together(tmp_path, grader):
 def test_answers_vote_together_exactly_if_their_verdict_is_equal(grader):
   """The grader joins answers for a vote exactly if it calls them equal, rounded decimals too."""
   assert grader.classes([{"1/3": 3, "0.333333": 2, "2": 1}]) == [{"1/3": 0, "0.333333": 0, "2": 1}]
+  assert grader.classes([{"50%": 3, "1/2": 1, "0.5": 1}]) == [{"50%": 0, "1/2": 0, "0.5": 0}]
+  for answers in (("50", "50%", "0.5"), ("50%", "50", "0.5")):  # in any order, 50% votes with 50
+    (votes,) = grader.classes([dict.fromkeys(answers, 1)])
+    assert votes["50%"] == votes["50"] != votes["0.5"]
   pairs = [("0.333333", "1/3"), ("0.33", "1/3"), ("0.333333", "0.3333333333"), ("0.5", "0.25")]
   pairs += [("3,5", "3.5"), ("3,5", "35"), ("2 1/2", "2.5"), ("1/2", "1/3"), (r"\sqrt{4}", "2.0")]
   joined = [len({*each.values()}) == 1 for each in grader.classes([{a: 2, b: 1} for a, b in pairs])]

@@ -23,7 +23,12 @@ from importlib import metadata
 from typing import Any, Literal, TypeVar
 
 from prm_jax.evaluation.answers.extraction import final_answer
-from prm_jax.evaluation.answers.normal_form import MAX_CHARACTERS, normal_form, number
+from prm_jax.evaluation.answers.normal_form import (
+  MAX_CHARACTERS,
+  is_percentage,
+  normal_form,
+  number,
+)
 from prm_jax.evaluation.answers.workers import Workers
 from prm_jax.runtime import storage
 from prm_jax.runtime.progress import Progress
@@ -33,7 +38,7 @@ EQUAL, DIFFERENT = DECIDED = "equal", "different"
 CACHE = storage.CACHE / "verdicts.sqlite"
 PACKAGES = {"math_verify": "math-verify", "openai": "sympy"}  # the verdicts depend on them
 MAX_CLASSES = 8  # most classes that an answer is compared with, the most frequent first
-RULES = "6"  # increase it when a grader's rules change: stored verdicts are then not used
+RULES = "7"  # increase it when a grader's rules change: stored verdicts are then not used
 DECIMAL_COMMA = re.compile(r"([+-]?\d{1,300}),(\d{1,300})")
 Pair = tuple[str, str]
 T = TypeVar("T")
@@ -122,7 +127,9 @@ class Grader:
     values = number(forms[0]), number(forms[1])
     if None in values:
       return EQUAL if _decimal_comma(a, forms[1]) or _decimal_comma(b, forms[0]) else None
-    if values[0] == values[1]:
+    # 50% has the normal form and the value of 50, and is 1/2 as well.
+    parts = [value / 100 if is_percentage(x) else value for x, value in zip((a, b), values)]
+    if values[0] == values[1] or parts[0] == parts[1]:
       return EQUAL
     return None if "." in forms[0] + forms[1] else DIFFERENT  # decimals may be rounded
 
@@ -164,7 +171,9 @@ def _join(answers: Mapping[str, int]) -> Generator[Pair, bool, dict[str, int]]:
   counts, spelling = collections.Counter(), {}
   for answer, form in forms.items():
     counts[form] += answers[answer]
-    spelling.setdefault(form, answer)  # a form lacks the space between number and unit
+    # A form lacks the space between number and unit, and a percent sign: of 50 and 50%, 50.
+    if form not in spelling or (is_percentage(spelling[form]) and not is_percentage(answer)):
+      spelling[form] = answer
   class_of: dict[str, str] = {}  # the first form of the class of each form
   classes: list[str] = []
   by_value: dict[Fraction, str] = {}
@@ -174,7 +183,8 @@ def _join(answers: Mapping[str, int]) -> Generator[Pair, bool, dict[str, int]]:
       class_of[form] = by_value[value]
       continue
     for name in classes[:MAX_CLASSES]:
-      if value is not None and number(name) is not None and "." not in form + name:
+      plain = value is not None and number(name) is not None and "." not in form + name
+      if plain and not any(is_percentage(spelling[each]) for each in (form, name)):
         continue  # two plain numbers that differ; decimals may be rounded
       if (yield spelling[form], spelling[name]):
         class_of[form] = name

@@ -34,6 +34,7 @@ COMMANDS = {
   r"\\sqrt\s*(\d|[a-zA-Z](?![a-zA-Z]))": r"\\sqrt{\1}",
 }
 COMMANDS = [(re.compile(pattern), to) for pattern, to in COMMANDS.items()]
+PERCENT = re.compile(r"(?<=[\d}])\s*(?:\\?%|percent(?:age)?|pct)$")
 GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:,\d{3})+)(?![\d,])")
 PLAIN = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:/(\d+))?")
 MIXED = re.compile(r"(?<![\d./^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])")  # 2 1/2
@@ -51,10 +52,7 @@ def normal_form(answer: str) -> str:
   """Returns the answer in one spelling, without fences, spaces and styles."""
   if len(answer) > MAX_CHARACTERS:
     return answer
-  text = unfenced(answer)
-  text = text.replace(r"\$", "").replace("$", "")
-  # MATH's and OpenAI's graders drop a percent sign too.
-  text = re.sub(r"(?<=[\d}])\s*(?:\\?%|percent(?:age)?|pct)$", "", text)
+  text = PERCENT.sub("", _without_dollars(answer))  # as MATH's and OpenAI's graders do
   # "10,\! 080", "10\,080": commas and narrow spaces separate thousands
   text = re.sub(r"(?<=\d)(?:,\s*\\!|\{,\}|\\[,!])\s*(?=\d{3}(?!\d))", "", text)
   for pattern, to in COMMANDS:
@@ -69,6 +67,15 @@ def normal_form(answer: str) -> str:
   for pattern in (THOUSANDS, BASE_DIGITS):
     text = pattern.sub(lambda match: re.sub(r"\s+", "", match[0]), text)
   return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", re.sub(r"\s+", " ", text))  # 3 4 is not 34
+
+
+def is_percentage(answer: str) -> bool:
+  """Returns whether the answer ends in a percent sign, which its normal form lacks."""
+  return len(answer) <= MAX_CHARACTERS and bool(PERCENT.search(_without_dollars(answer)))
+
+
+def _without_dollars(answer: str) -> str:
+  return unfenced(answer).replace(r"\$", "").replace("$", "")
 
 
 def fractions(text: str) -> str:
