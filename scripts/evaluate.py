@@ -58,6 +58,8 @@ def main() -> None:
 
   check(args)
   if args.output:
+    if args.data_dir and args.data_dir.resolve() in args.output.resolve().parents:
+      raise ValueError(f"--output={args.output} is inside --data_dir: write it elsewhere")
     storage.refuse_inputs([args.output, pathlib.Path(f"{args.output}.png")], inputs(args))
   with distributed.job(args.hosts), distributed.written_together() as output:
     lines = compared(args, output) if args.compare else judged(args, output)

@@ -61,6 +61,17 @@ def tokenizer_files(tokenizer) -> dict[str, bytes]:
   return files | {"tokenizer_config.json": json.dumps(config, indent=2).encode()}
 
 
+def logged(workdir, step: int, split: str) -> dict | None:
+  """Returns the metrics of a split at a step from metrics.jsonl, or None if it has none."""
+  from prm_jax.runtime import json_lines
+
+  with contextlib.suppress(OSError, ValueError):  # a kill may leave half a line
+    for _, record in json_lines.records(workdir / "metrics.jsonl"):
+      if record.get("step") == step and record.get("split") == split:
+        return record
+  return None
+
+
 def card(args: Args, step: int, about, tokenizer) -> bytes:
   """Returns the README.md of the export."""
   from prm_jax.pretrained import model_card
@@ -93,7 +104,8 @@ def card(args: Args, step: int, about, tokenizer) -> bytes:
     bases=bases,
     dataset=str(data.get("dataset", "") or text),
     manifest=json_lines.document_or_empty(workdir / "manifest.json"),
-    evaluation=info["evaluation"],
+    # A run that was preempted at this step has evaluated it after saving it.
+    evaluation=info["evaluation"] or logged(workdir, step, c.data.eval_name),
     judged=judged if same_step else None,
     versions=info["versions"],
   )

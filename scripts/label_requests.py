@@ -52,7 +52,9 @@ def main() -> None:
   check(args)
   with storage.written_together() as output:
     if args.input:
-      known = label_requests.read_items(args.quality_control) if args.quality_control else []
+      known = []
+      if args.quality_control:
+        known = label_requests.read_items(args.quality_control, exact=True)
       done = itertools.chain(known, *map(label_requests.read_items, args.labelled))
       chosen = label_requests.choose(
         args.input, args.rule, args.count, args.seed, args.globally, done, args.neutral

@@ -21,13 +21,14 @@ import tokenizers as hf
 import urllib3
 from conftest import ENVIRONMENT, ROOT, call_script, read_lines, run_script, write_lines
 
+from prm_jax.generation import options, samples
 from prm_jax.generation import prompts as prompts_lib
-from prm_jax.generation import samples
 from prm_jax.generation.engines import Completion, Limits, Prompt, PromptError
 from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.sampling import Sampling
 from prm_jax.generation.server import Retry, Server
 from prm_jax.input_pipeline import tokenizers
+from prm_jax.runtime import command_line
 from prm_jax.runtime import journal as journal_lib
 from prm_jax.runtime.json_lines import BadLine
 
@@ -348,6 +349,13 @@ def test_steps_are_lines_or_paragraphs():
   assert prompts_lib.split(text, "paragraphs") == ["a\nb", "c"]
 
 
+def test_stop_texts_of_flags_may_have_line_breaks(monkeypatch):
+  r"""--stop '\n\n' ends a sample at a blank line, as --separator writes one."""
+  monkeypatch.setattr(sys, "argv", ["generate.py", "--model=m", "--stop", r"\n\n", "Q:"])
+  args = command_line.parse(options.Generator, "")
+  assert args.stop == ("\n\n", "Q:") and args.limits.stop_end("a\n\nb") == 3
+
+
 def test_worked_examples_come_before_the_problem():
   """A few-shot prompt has its examples before the problem and ends the solution at the next."""
   example = prompts_lib.Example("1+1", ["One and one.", "# Answer\n\n2"])
@@ -379,6 +387,17 @@ def test_a_template_that_trims_gets_the_problem_without_its_outer_spaces():
     tokenizer = types.SimpleNamespace(settings={"chat_template": template.format(trim)})
     prompt = prompts_lib.maker("chat", tokenizer)("\n a  b \n", 0)
     assert prompt.text == f"<s>{shown} [/INST]"
+
+
+def test_a_template_that_needs_todays_date_gets_a_fixed_one():
+  """A prompt does not depend on the day, whether or not the template tests for strftime_now."""
+  for begin, day in (
+    ("{% set day = strftime_now('%d %b %Y') %}", "26 Jul 2024"),
+    ("{% set day = strftime_now('%Y') if strftime_now is defined else 'own' %}", "own"),
+  ):
+    template = begin + "{{ day }}: {{ messages[-1].content }}"
+    tokenizer = types.SimpleNamespace(settings={"chat_template": template})
+    assert prompts_lib.maker("chat", tokenizer)("2+2", 7).text == f"{day}: 2+2"
 
 
 def test_a_template_that_refuses_the_system_prompt_says_how_to_leave_it_out():

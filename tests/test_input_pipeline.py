@@ -160,7 +160,7 @@ def tokens(tmp_path, tokenizer, **line):
   """The token ids of a text dataset with one line."""
   path = tmp_path / "lines.jsonl"
   path.write_text(json.dumps(line) + "\n")
-  rows, _ = text_dataset.load(path, tokenizer, 64)
+  rows, _ = text_dataset.load(path, tokenizer, 64, tokenizer.vocab_size)
   (piece,) = rows.trees
   return piece.tokens.tolist()
 

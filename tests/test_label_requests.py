@@ -56,11 +56,16 @@ def test_requests_show_only_problem_and_steps():
 
 
 @pytest.mark.parametrize("labels", [None, [1, None], [1, None, -1], [1], [1, 1, 1, 1]])
-def test_quality_control_is_known_up_to_its_first_wrong_step(labels):
+def test_quality_control_is_known_up_to_its_first_wrong_step(labels, tmp_path):
   """An item for quality control needs a label of each step up to its first wrong one."""
   item = lib.Item("k", ["a", "b", "c"], labels=labels)
   with pytest.raises(ValueError, match="of 3 steps; expected one of each"):
     lib.requests(items(1), [item])
+  line = {"problem": "k", "steps": item.steps, "labels": labels}
+  path = write_lines(tmp_path / "known.jsonl", [line])
+  assert lib.read_items(path) == [item]
+  with pytest.raises(BadLine, match=r"known\.jsonl:1: the quality-control item 'k' has labels"):
+    lib.read_items(path, exact=True)
   ((_, key),) = lib.requests([], [lib.Item("k", ["a", "b", "c"], labels=[0, -1, None])])
   assert key.labels == [0, -1]
 

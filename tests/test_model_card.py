@@ -252,6 +252,9 @@ def test_the_card_of_an_exported_run_has_its_facts(arithmetic_data, tmp_path):
   interval = {"auroc": {"value": 0.6, "low": 0.51234, "high": 0.7}}
   judged = {"benchmark": "prm800k", "model": {"checkpoint_step": 2}, "intervals": interval}
   (tmp_path / "run/evaluation.json").write_text(json.dumps(judged))
+  logged = runpy.run_path(str(ROOT / "scripts/export.py"))["logged"]
+  assert logged(tmp_path / "run", 1, "test")["auroc"] is not None
+  assert logged(tmp_path / "run", 3, "test") is None
   for step in (2, 1):
     out = tmp_path / f"out{step}"
     options = (f"--checkpoint={tmp_path / 'run'}", f"--output={out}", f"--step={step}")

@@ -1,5 +1,6 @@
 """Reading scored samples: lines, groups, several files and bundles; errors name the place."""
 
+import gzip
 import itertools
 import os
 
@@ -18,6 +19,7 @@ from scored_files import (
   samples_of,
 )
 
+from prm_jax.evaluation.sample_arrays import write_bundle
 from prm_jax.evaluation.scored_samples import read_scored_samples, read_solutions
 from prm_jax.runtime import json_lines
 
@@ -223,6 +225,9 @@ def test_a_bundle_gives_the_same_samples(tmp_path, monkeypatch, missing, form):
     write_lines(path, in_groups(records) if form == "groups" else records)
   samples = read_scored_samples([path.name for path in paths])
   bundled(samples, "scores")  # the name does not matter
+  with gzip.open("scores.gz", "wb") as file:
+    write_bundle(samples, file)
+  check_equal(samples, read_scored_samples(["scores.gz"]), but=["files"])
   (tmp_path / "elsewhere").mkdir()
   monkeypatch.chdir("elsewhere")
   again = read_scored_samples(["../scores"])

@@ -231,6 +231,14 @@ def test_prm_bench_takes_error_steps_beyond_the_last(tmp_path):
   assert list(solution.labels) == [1, -1]
 
 
+def test_prm_bench_totals_a_single_class_as_the_class():
+  """Where all solutions are right by design, the total's PRM-Score is the F1, as of their class."""
+  solutions = [dataclasses.replace(x, group=prm_bench.ALL_RIGHT) for x in random_solutions(3)]
+  measured = prm_bench.measures(solutions, 0.5)
+  for name in ("prm_score", "f1"):
+    np.testing.assert_array_equal(measured[f"total/{name}"], measured["multi_solutions/f1"])
+
+
 def test_weighted_auroc_equals_auroc_of_repeated_steps():
   """A step of weight k counts as k steps; the AUROC of a single class is NaN."""
   rng = np.random.default_rng(0)
@@ -331,6 +339,9 @@ def test_error_auroc_of_heads_that_disagree_at_mistakes_is_1():
     uncertainty["bins"][-1]["wrong_decisions"] == 1
     and uncertainty["bins"][0]["wrong_decisions"] == 0
   )
+  alike = [dataclasses.replace(each, std=0 * each.std) for each in solutions]
+  (bin,) = diagnostics.diagnose(alike, 0.5)["uncertainty"]["bins"]  # whatever their order
+  assert bin["count"] == sum(len(each.scores) for each in alike)
 
 
 def test_agreement_of_two_models():
@@ -522,13 +533,13 @@ def test_an_outcome_model_takes_no_threshold(arithmetic_data, tmp_path):
 
 @pytest.mark.parametrize("output", ["math/all.json", "gsm8k"])  # with gsm8k.png
 def test_a_file_of_the_benchmark_is_not_overwritten(output, tmp_path):
-  """An output below --data_dir that has the name of one of its files is an error."""
+  """An output below --data_dir is an error, whether or not a file has its name."""
   for name in ("math/all.json", "gsm8k.png"):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("[]")
   flags = ("--checkpoint=a", "--benchmark=process_bench", f"--data_dir={tmp_path}")
   completed = call_script("evaluate.py", *flags, f"--output={tmp_path / output}", code=1)
-  assert "is an input: give another name" in completed.stderr
+  assert "is inside --data_dir: write it elsewhere" in completed.stderr
   assert (tmp_path / "math/all.json").read_text() == "[]"
 
 
@@ -538,13 +549,17 @@ def test_data_is_checked_before_a_model_is_loaded(tmp_path, scored_lines):
   folder, empty = tmp_path / "subset", tmp_path / "empty"
   folder.mkdir()
   empty.mkdir()
+  (steps := tmp_path / "steps").mkdir()
+  (steps / "manifest.json").write_text('{"dataset": "stepwise"}')
   write_lines(folder / "gsm8k.jsonl", lines[:1])
   process = "--benchmark=process_bench"
   for flags, message in (
     ([process, f"--data_dir={path}"], "scored.jsonl: a file: give the folder"),
     ([process, f"--data_dir={tmp_path / 'none'}"], "none: no such folder"),
     ([process, f"--data_dir={empty}"], "gsm8k.jsonl, math.jsonl, olympiadbench.jsonl, omnimath"),
-    ([f"--data_dir={folder}"], "files of ProcessBench: give --benchmark=process_bench"),
+    ([f"--data_dir={folder}"], "data of process_bench: give --benchmark=process_bench"),
+    ([process, f"--data_dir={steps}"], "data of stepwise: give --benchmark=prm800k"),
+    ([process, f"--data_dir={folder}", f"--output={folder / 'x'}"], "x is inside --data_dir"),
     ([process, f"--data_dir={folder}", "--split=math"], "no solution of --split=math"),
     ([process, f"--data_dir={folder}", f"--threshold_data={tmp_path}/t"], "No such file"),
     (

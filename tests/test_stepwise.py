@@ -165,12 +165,19 @@ def test_problems_are_held_out_whole(tmp_path):
   folder.mkdir()
   write(folder / "train.jsonl", *rows)
   write(folder / "test.jsonl", native([True], problem="p  3"))
-  manifest = prepare.prepare_stepwise(out, options, source=folder, overwrite=True)
+  with pytest.raises(ValueError, match=r"test_share has no effect: .*test\.jsonl"):
+    prepare.prepare_stepwise(out, options, source=folder, overwrite=True)
+  manifest = prepare.prepare_stepwise(out, prepare.Stepwise(), source=folder, overwrite=True)
   trees, counts = labelled.step_trees(out, "train", "process")
   assert manifest["test_problems"] == ["p 3"] and counts["dropped"] == {"test_problem": 3}
+  assert manifest["splits"]["train"]["dropped"] == counts["dropped"]
+  assert manifest["splits"]["train"]["rows"] == counts["rows"] == {"read": 60, "kept": 57}
   assert "p 3" not in {tree.problem for tree in trees}
   trees, manifest = prepared(tmp_path, rows[0], test_share=0.9)
   assert len(trees) == 1 and "test" not in manifest["splits"]  # not even if it is the only one
+  unknown = [native([None], problem=f"u {i}") for i in range(30)]
+  _, manifest = prepared(tmp_path, *rows, *unknown, test_share=0.2)
+  assert manifest["splits"]["test"]["rows"] == {"read": 12, "kept": 12}  # labelled problems only
 
 
 def prepare_data(source, output):
@@ -264,7 +271,7 @@ def test_held_out_problems_stay_out_of_an_added_dataset(tmp_path):
   write(tmp_path / "own" / "test.jsonl", native([False], problem="held out"))
   write(tmp_path / "more.jsonl", native([True], problem=" held  out"), native([True], problem="c"))
   options = prepare.Stepwise(test_share=0)
-  prepare.prepare_stepwise(tmp_path / "first", options, source=tmp_path / "own")
+  prepare.prepare_stepwise(tmp_path / "first", prepare.Stepwise(), source=tmp_path / "own")
   prepare.prepare_stepwise(tmp_path / "second", options, source=tmp_path / "more.jsonl")
   meaning = labelled.read_manifest(tmp_path / "first").meaning
   contract = token_tree.step_contract(tiny.TOKENIZER, "\n", "process", **meaning)

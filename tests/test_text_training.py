@@ -20,6 +20,7 @@ from prm_jax.pretrained import families, weights
 from prm_jax.scoring import scorer
 from prm_jax.training import checkpoint, loop, trainable
 from prm_jax.training import loss as loss_lib
+from prm_jax.training import step as step_lib
 
 TEXT = config_lib.Loss(objective="language_model")
 
@@ -63,15 +64,19 @@ def test_text_files_may_be_compressed_and_errors_name_the_line(tmp_path):
   path = write_lines(tmp_path / "f.jsonl", [{"text": "abc"}, {"prompt": "", "completion": "de"}])
   packed = tmp_path / "f.jsonl.gz"
   packed.write_bytes(gzip.compress(path.read_bytes()))
-  rows, manifest = text_dataset.load(path, tiny.TOKENIZER, 16)
-  assert rows.hash == text_dataset.load(packed, tiny.TOKENIZER, 16)[0].hash
+  rows, manifest = text_dataset.load(path, tiny.TOKENIZER, 16, tiny.TOKENIZER.vocab_size)
+  assert (
+    rows.hash == text_dataset.load(packed, tiny.TOKENIZER, 16, tiny.TOKENIZER.vocab_size)[0].hash
+  )
   assert manifest["targets"] == {"tokens": 4 + 3} and manifest["rows"] == 1
   empty = write_lines(tmp_path / "empty.jsonl", [])
   with pytest.raises(ValueError, match=r"empty\.jsonl: empty: it has no line"):
-    text_dataset.load(empty, tiny.TOKENIZER, 16)
+    text_dataset.load(empty, tiny.TOKENIZER, 16, tiny.TOKENIZER.vocab_size)
   bad = write_lines(tmp_path / "f.jsonl", [{"text": "fine"}, {"prompt": "a", "completion": ["b"]}])
   with pytest.raises(ValueError, match=r"f.jsonl:2: .*completion"):
-    text_dataset.load(bad, tiny.TOKENIZER, 16)
+    text_dataset.load(bad, tiny.TOKENIZER, 16, tiny.TOKENIZER.vocab_size)
+  with pytest.raises(ValueError, match=r"f.jsonl:1: the prompt has token .*, of 3 tokens"):
+    text_dataset.load(path, tiny.TOKENIZER, 16, 3)
 
 
 def test_logits_in_parts_give_the_same_loss(monkeypatch):
@@ -116,6 +121,13 @@ def text_run(arithmetic_data, tmp_path_factory):
   )
   metrics = loop.run(text, directory / "text")
   return directory / "text", metrics
+
+
+def test_microbatches_of_text_give_the_gradient_of_the_batch():
+  """Text rows, which have no reads, are accumulated too: sums as of the whole batch."""
+  batch = dataclasses.replace(tiny.batch(rows=4), read_positions=np.zeros((4, 0), np.int32))
+  count = lambda part: part.tokens.sum() + part.read_positions.size
+  assert step_lib.accumulated(count, batch, 2) == count(batch)
 
 
 def test_a_process_model_starts_from_a_language_model(arithmetic_data, text_run):

@@ -190,6 +190,7 @@ def test_tokens_of_the_config_file_are_added(originals, load, tmp_path):
   spec = {"content": "<extra_1>", "special": True}
   tokenizer = load(originals["smollm"], added_tokens_decoder={str(size): spec})
   assert tokenizer.encode("<extra_1>", special=True) == [size] == [tokenizer.vocab_size - 1]
+  assert tokenizer.text_size == size  # no text has it, so a model may lack its embedding
   assert len(tokenizer.encode("<extra_1>")) > 1
   tokenizer.save(tmp_path / "saved")
   assert tokenizers.load(tmp_path / "saved").hash == tokenizer.hash

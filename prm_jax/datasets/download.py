@@ -4,6 +4,7 @@
 their sizes and SHA-256 from the `checksums.tsv` beside the builder into `builder.url_infos`.
 """
 
+import datetime
 import hashlib
 import http.client
 import pathlib
@@ -98,7 +99,11 @@ def local(source: str | pathlib.Path, download_dir: str | pathlib.Path) -> pathl
 
 def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
   """Downloads a file.  Unlike TFDS's downloader, fails at once where there is no network."""
-  if path.is_file() and (info is None or storage.sha256_of(path) == info.checksum):
+  if path.is_file() and info is None:
+    when = datetime.date.fromtimestamp(path.stat().st_mtime)
+    print(f"using {path}, downloaded on {when}; delete it to download it again", file=sys.stderr)
+    return
+  if path.is_file() and storage.sha256_of(path) == info.checksum:
     return
   size = int(info.size) if info else None
   shown_size = f" ({size:,} bytes)" if size else ""

@@ -13,14 +13,15 @@ from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import Struct
 
 Steps = Annotated[list[str], msgspec.Meta(min_length=1)]
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 TEXT = tfds.features.Text()
 FEATURES = {  # by the type of a field of a benchmark's lines
   str: TEXT,
   json_lines.Text: TEXT,
-  int: np.int32,
+  Int32: np.int32,
   bool | None: np.bool_,
   Steps: tfds.features.Sequence(TEXT),
-  list[int]: tfds.features.Sequence(np.int32),
+  list[Int32]: tfds.features.Sequence(np.int32),
 }
 
 

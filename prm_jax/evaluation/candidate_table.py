@@ -31,7 +31,7 @@ MAX_SLOTS = 20_000_000  # of [P, M] arrays that are mostly padding; a slot takes
 Ratings = Annotated[list[Rating], msgspec.Meta(min_length=1)]
 Scores = Annotated[list[config_lib.Share], msgspec.Meta(min_length=1)]
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-Drawn = Annotated[int, msgspec.Meta(ge=1)]
+Drawn = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 
 class Candidate(ScoredSteps, gc=False, kw_only=True):

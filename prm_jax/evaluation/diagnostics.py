@@ -141,17 +141,18 @@ def by_rating(judged: Sequence[Judged]) -> dict[str, Any]:
 def uncertainty(judged: Sequence[Judged], trees: Sequence[Judged]) -> dict[str, Any]:
   """Measures how well the standard deviation over an ensemble's heads predicts its errors.
 
-  `bins`: the labelled steps by quintile of standard deviation, with the share of wrong decisions at
-  0.5, the calibration error and the AUROC of each.  `error_auroc`: the AUROC of the deviation for
-  wrong decisions.  `certain`: the share of solutions that ActPRM (arXiv:2504.10559) would trust, as
-  every step has std <= 0.01 and P(right) >= 0.9 or <= 0.1; and the share of right decisions among
-  their steps.
+  `bins`: the labelled steps by quintile of standard deviation (equal ones share a bin), with the
+  share of wrong decisions at 0.5, the calibration error and the AUROC of each.  `error_auroc`: the
+  AUROC of the deviation for wrong decisions.  `certain`: the share of solutions that ActPRM
+  (arXiv:2504.10559) would trust, as every step has std <= 0.01 and P(right) >= 0.9 or <= 0.1; and
+  the share of right decisions among their steps.
   """
   steps = steps_of(trees)
   right = steps["label"] >= 0
   mistaken = (steps["not_wrong"] >= 0.5) != right
-  order, bins = np.argsort(steps["std"], kind="stable"), []
-  for part in np.array_split(order, 5):
+  edges = np.quantile(steps["std"], [0.2, 0.4, 0.6, 0.8], method="inverted_cdf")
+  quintile, bins = np.searchsorted(edges, steps["std"]), []
+  for part in (np.flatnonzero(quintile == i) for i in range(5)):
     if len(part):
       entry = {"count": len(part), "mean_std": float(steps["std"][part].mean())}
       entry["wrong_decisions"] = float(mistaken[part].mean())

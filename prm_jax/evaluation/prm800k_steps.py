@@ -112,7 +112,7 @@ def _solution(
   Args:
     kind: of the labels of a plain line.
   """
-  if "verdicts" in record:
+  if "verdicts" in record and neutral is not None:  # the line's scores are read as well
     raise json_lines.BadLine(f"{where}: its labels are those of the judge that gave its scores")
   if "question" not in record:
     parsed, _ = stepwise_records.parse(record, where)

@@ -98,12 +98,14 @@ def classes(judged: Sequence[Judged]) -> dict[str, np.ndarray]:
 def measures(judged: Sequence[Judged], threshold: float) -> dict[str, np.ndarray]:
   """Returns "CLASS/f1" and the like, and the same of "total", by row of `problem_weights`."""
   weights, columns, out = problem_weights(judged), decisions(judged, threshold), {}
-  for group, members in classes(judged).items():
+  groups = classes(judged)
+  all_right = {ALL_RIGHT} if groups.keys() - {CORRECT, "total", ALL_RIGHT} else {ALL_RIGHT, "total"}
+  for group, members in groups.items():
     tp, fp, tn, fn, found, errors = (weights[:, members] @ columns[members]).T
     with np.errstate(invalid="ignore", divide="ignore"):
       f1, negative = 2 * tp / (2 * tp + fp + fn), 2 * tn / (2 * tn + fn + fp)
       accuracy, first = (tp + tn) / (tp + fp + tn + fn), found / errors
-    score = f1 if group == ALL_RIGHT else (f1 + negative) / 2 * (np.nan if group == CORRECT else 1)
+    score = f1 if group in all_right else (f1 + negative) / 2 * (np.nan if group == CORRECT else 1)
     values = zip(MEASURES, (f1, negative, accuracy, first, score))
     out |= {f"{group}/{name}": value for name, value in values}
   return out

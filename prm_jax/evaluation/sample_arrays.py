@@ -5,6 +5,7 @@ A bundle is an .npz file with the fields of `ScoredSamples`; it loads in a fract
 
 import contextlib
 import dataclasses
+import io
 import json
 import pathlib
 from typing import BinaryIO
@@ -98,7 +99,9 @@ def write_bundle(samples: ScoredSamples, file: BinaryIO) -> None:
   header["files"] = [str(file.absolute()) for file in samples.files]
   stored = {name: _smallest(x) for name, x in fields.items() if isinstance(x, np.ndarray)}
   stored["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-  np.savez(file, **stored)
+  seekable = io.BytesIO()  # which a gzip file is not
+  np.savez(seekable, **stored)
+  file.write(seekable.getbuffer())
 
 
 def _smallest(column: np.ndarray) -> np.ndarray:

@@ -42,9 +42,12 @@ def read(
   Raises:
     FileNotFoundError, NotADirectoryError, ValueError: the folder has no such benchmark.
   """
+  made = json_lines.document_or_empty(directory / prm800k_labels.MANIFEST).get("dataset")
+  if not made and name == "prm800k" and data.files(directory):
+    made = "process_bench"
+  if made and name != (fits := made if made in MODULES else "prm800k"):
+    raise ValueError(f"{directory}: data of {made}: give --benchmark={fits}")
   if name == "prm800k":
-    if not (directory / prm800k_labels.MANIFEST).is_file() and data.files(directory):
-      raise ValueError(f"{directory}: files of ProcessBench: give --benchmark=process_bench")
     trees, paths = prm800k_steps.read(directory, split or "test")
     return paths, trees
   return _of_group(MODULES[name].read(directory), split, directory), []

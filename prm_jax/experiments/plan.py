@@ -185,15 +185,19 @@ def keep(plan: Plan, directory: pathlib.Path) -> None:
 
 
 def _sha256(path: str) -> str:
-  """Returns the SHA-256 of a file's content, or of a directory's listing and small files."""
+  """Returns the SHA-256 of a file's content, or of a directory's listing and small files.
+
+  Of a work directory, only the checkpoints count: evaluate.py may add results beside them.
+  """
   if "://" in path:
     return path  # remote storage: by name alone
   if not pathlib.Path(path).is_dir():
     return storage.sha256_of(path)
-  digest = hashlib.sha256()
-  for each in sorted(p for p in pathlib.Path(path).rglob("*") if p.is_file()):
+  digest, root = hashlib.sha256(), pathlib.Path(path)
+  root = checkpoints if (checkpoints := root / "checkpoints").is_dir() else root
+  for each in sorted(p for p in root.rglob("*") if p.is_file()):
     size = each.stat().st_size
-    digest.update(f"{each.relative_to(path)} {size}\n".encode())
+    digest.update(f"{each.relative_to(root)} {size}\n".encode())
     digest.update(each.read_bytes() if size <= SMALL else b"")
   return digest.hexdigest()
 

@@ -18,6 +18,9 @@ UNUSED = {  # flags without effect, by the flag of the model; the first of those
 }
 
 
+Stop = Annotated[config_lib.Escaped, msgspec.Meta(min_length=1)]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generator(config_lib.Checked):
   model: str = ""  # directory of a public or exported model
@@ -30,7 +33,7 @@ class Generator(config_lib.Checked):
   top_k: config_lib.Whole = 0  # 0: all
   top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
   min_p: config_lib.Share = 0.0
-  stop: tuple[json_lines.Text, ...] = ()  # texts that end a sample; they stay in it
+  stop: tuple[Stop, ...] = ()  # texts that end a sample; they stay in it
   seed: config_lib.Whole = 0
   prompt: Literal["chat", "few_shot", "plain"] = "chat"
   system: str | None = None  # system prompt of chat; None: reason step by step, box the answer

@@ -1,5 +1,6 @@
 """Makes prompts from problems: with a chat template, worked examples, or as the problem alone."""
 
+import datetime
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -18,6 +19,9 @@ NEXT = f"\n\n{PROBLEM}"  # ends a solution after worked examples
 SEPARATORS = {"lines": "\n", "paragraphs": "\n\n"}  # between steps
 ANSWER = "# Answer"
 PLACE = "\ue000"  # stands for the problem in a rendered template
+# The day of a template that asks for today's: a prompt must not depend on the day.  Llama's
+# templates have this one by default.
+TODAY = datetime.date(2024, 7, 26)
 
 
 class Example(msgspec.Struct):
@@ -61,8 +65,7 @@ def maker(
 def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str, bool]:
   """Returns the texts of a chat template before and after the problem, and whether it trims that.
 
-  The template comes with a model, so it runs in jinja2's sandbox, as in transformers, whose
-  `strftime_now` is missing: a prompt must not depend on the day.
+  The template comes with a model, so it runs in jinja2's sandbox, as in transformers.
   """
   settings = tokenizer.settings if tokenizer else {}
   if (template := chat_template(settings)) is None:
@@ -89,6 +92,10 @@ def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str, bool]:
     return parsed.render(messages=messages, add_generation_prompt=True, **names)
 
   try:
+    try:
+      render(PLACE)
+    except jinja2.UndefinedError:  # most templates have a date of their own without this function
+      environment.globals["strftime_now"] = TODAY.strftime
     text, spaced = render(PLACE), render(f" {PLACE} ")
   except Exception as error:  # a template may fail in any way
     hint = "; --system= leaves the system prompt out" if system else ""

@@ -41,12 +41,15 @@ def encode(
 
 
 def load(
-  path: str | pathlib.Path, tokenizer: Tokenizer, row_length: int
+  path: str | pathlib.Path, tokenizer: Tokenizer, row_length: int, vocab_size: int
 ) -> tuple[PackedRows, dict[str, Any]]:
   """Returns the packed rows of a file, plain or .gz, and counts for the run's manifest.
 
+  Args:
+    vocab_size: number of tokens that the model has an embedding of.
+
   Raises:
-    BadLine: a line has neither form.
+    BadLine: a line has neither form, or a prompt spells out a token without an embedding.
     ValueError: the file has nothing to train on.
   """
   pieces, lines, cut = [], 0, []
@@ -63,6 +66,10 @@ def load(
         )
     prompt = record["prompt"] if len(keys) == 2 else None
     encoded, lost = encode(prompt, record[keys[-1]], tokenizer, row_length)
+    if missing := [id for piece in encoded for id in piece.tokens if id >= vocab_size]:
+      raise json_lines.BadLine(
+        f"{where}: the prompt has token {missing[0]}, of {vocab_size} tokens"
+      )
     pieces += encoded
     if lost:
       cut.append({"source": where, "tokens": row_length + lost, "tokens_lost": lost})

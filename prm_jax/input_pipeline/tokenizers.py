@@ -70,6 +70,7 @@ class Tokenizer(abc.ABC):
   """
 
   vocab_size: int  # the highest id + 1; a model may have more rows
+  text_size: int  # the same without special tokens other than BOS and EOS
   bos_id: int | None  # starts every sequence; None: no such token
   eos_id: int | None
   kind: str  # the file's name
@@ -179,6 +180,10 @@ class TokenizerJson(Tokenizer):
       (eos,) = usual
     if eos is not None:
       self.eos_id = model.token_to_id(eos)
+    added = model.get_added_tokens_decoder()
+    special = {id for id, token in added.items() if token.special} - {self.bos_id, self.eos_id}
+    ids = {*model.get_vocab(with_added_tokens=True).values()} - special
+    self.text_size = max(ids, default=-1) + 1
 
   def _add_missing(self) -> None:
     """Adds the tokens that only tokenizer_config.json has."""
@@ -231,7 +236,7 @@ class SentencePiece(Tokenizer):
     except (RuntimeError, UnicodeDecodeError) as error:
       raise ValueError(f"{path}: not a SentencePiece model ({error})") from error
     self._refuse_additions()
-    self.vocab_size = model.vocab_size()
+    self.vocab_size = self.text_size = model.vocab_size()
     bos, eos = (number if number >= 0 else None for number in (model.bos_id(), model.eos_id()))
     self.bos_id = None if self.settings.get("add_bos_token") is False else bos
     # Without its companion file the tokenizer would put bos first, so the hash must differ.

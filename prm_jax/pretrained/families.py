@@ -304,7 +304,8 @@ def write(config: config_lib.Model, vocab_size: int, family: str) -> dict[str, A
   back = parse(values, f"as {family}")
   theirs = dataclasses.asdict(back)
   for name, ours in dataclasses.asdict(c).items():
-    chosen = name in (*CHOICES, "vocab_size") or (name == "attention_scalar" and not ours)
+    unknown = name in ("attention_scalar", "context_length") and not ours
+    chosen = name in (*CHOICES, "vocab_size") or unknown
     if not chosen and ours != theirs[name]:
       raise ValueError(f"model.{name}={ours!r}: the family {family} has {theirs[name]!r}")
   return values

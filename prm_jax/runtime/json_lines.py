@@ -22,6 +22,7 @@ OTHER_FORMATS = {
   b"version https://git-lfs": "a Git LFS pointer, not the data (run `git lfs pull` in its clone)",
   b"\x1f\x8b": "a gzip file",
   b"PAR1": "a Parquet file",
+  b"[": "a JSON array (`jq -c '.[]'` makes lines of it)",
 }
 BROKEN_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
 # An unclosed string runs to the end: searching it again from each quote in it would be quadratic.
@@ -82,6 +83,8 @@ def lines(
     try:
       while offset < stop and (line := buffered.readline(MAX_LINE_BYTES + 1)):
         number += 1
+        if number == 1 and line.startswith(codecs.BOM_UTF8):
+          line, offset = line.removeprefix(codecs.BOM_UTF8), offset + len(codecs.BOM_UTF8)
         for magic, kind in OTHER_FORMATS.items() if number == 1 else ():
           if line.startswith(magic):
             raise BadLine(f"{path}:1: {kind}; expected JSON lines, plain or in a file named .gz")

@@ -287,9 +287,23 @@ def _heads(line: Scored, neutral: str) -> np.ndarray:
   return np.stack([right - spread, right + spread], axis=1)
 
 
-def read_items(path: pathlib.Path) -> list[Item]:
-  """Reads solutions with labels: those of quality control, or a file that `collect` made."""
-  return [item for _, item in json_lines.structs(path, Item)]
+def read_items(path: pathlib.Path, exact: bool = False) -> list[Item]:
+  """Reads solutions with labels, such as a file that `collect` made.
+
+  Args:
+    exact: whether they are for quality control, so that labels must be complete.
+
+  Raises:
+    BadLine: a solution is damaged, or labels are not complete.
+  """
+  items = []
+  for where, item in json_lines.structs(path, Item):
+    try:
+      exact and _exact_labels(item)
+    except ValueError as error:
+      raise json_lines.BadLine(f"{where}: {error}") from None
+    items.append(item)
+  return items
 
 
 def key(path: pathlib.Path) -> pathlib.Path:

@@ -82,9 +82,11 @@ def find(
     return c, tokenizer, c.model.vocab_size or tokenizer.vocab_size
   model = stored.config.model if stored else architecture(c.init.checkpoint)
   rows = stored.vocab_size if stored else model.vocab_size
-  if tokenizer.vocab_size > rows:
+  # A special token may have no embedding: Gemma 3's tokenizers have one for images, also of models
+  # that read only text.
+  if tokenizer.text_size > rows:
     raise ValueError(
-      f"{source}: a tokenizer of {tokenizer.vocab_size} ids, but {c.init.checkpoint} has an "
+      f"{source}: a tokenizer of {tokenizer.text_size} ids, but {c.init.checkpoint} has an "
       f"embedding of {rows} rows; use the model's own tokenizer"
     )
   return resolve(c, model), tokenizer, rows

@@ -349,8 +349,8 @@ def read_rows(
   data = c.data
   if c.loss.objective == "language_model":
     contract = token_tree.step_contract(tokenizer, "", c.loss.objective, "text")
-    train = text_dataset.load(data.text_train, tokenizer, data.row_length)
-    evaluation = text_dataset.load(data.text_eval, tokenizer, data.row_length)
+    train = text_dataset.load(data.text_train, tokenizer, data.row_length, vocab_size)
+    evaluation = text_dataset.load(data.text_eval, tokenizer, data.row_length, vocab_size)
   elif solutions:
     contract = token_tree.step_contract(
       tokenizer, data.separator, c.loss.objective, solutions.recipe, heads=c.loss.heads

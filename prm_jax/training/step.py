@@ -141,7 +141,8 @@ def accumulated(function: Callable[[Batch], Any], batch: Batch, microbatches: in
   """
   if microbatches == 1:
     return function(batch)
-  parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
+  size = len(batch.tokens) // microbatches
+  parts = jax.tree.map(lambda x: x.reshape(size, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
   total = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
 
   def add(total, part):

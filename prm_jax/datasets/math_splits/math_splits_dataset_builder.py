@@ -19,7 +19,7 @@ class Problem(msgspec.Struct):
   answer: str
   subject: str
   unique_id: str
-  level: int
+  level: stored.Int32
 
 
 class Builder(stored.BenchmarkBuilder):

@@ -24,7 +24,7 @@ class Line(msgspec.Struct):
   modified_question: json_lines.Text
   original_process: stored.Steps
   modified_process: stored.Steps
-  error_steps: list[int]  # from 1; a few are beyond the last step
+  error_steps: list[stored.Int32]  # from 1; a few are beyond the last step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ class Solution(msgspec.Struct):
   id: str  # SUBSET-NUMBER
   problem: json_lines.Text
   steps: stored.Steps
-  label: int  # index of the first wrong step; -1: all are right
+  label: stored.Int32  # index of the first wrong step; -1: all are right
   final_answer_correct: bool | None = None
   generator: str = ""
 

@@ -41,8 +41,13 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     Args:
       source: a folder with train.jsonl and perhaps test.jsonl (or .jsonl.gz), or one file.
       options: the kind of the labels, and the share of the problems to hold out.
+
+    Raises:
+      ValueError: there is a test.jsonl, and a share is given.
     """
     self.paths = _files(pathlib.Path(source).expanduser())
+    if "test" in self.paths and options.test_share != Stepwise.test_share:
+      raise ValueError(f"stepwise.test_share has no effect: {self.paths['test']} is the test split")
     self._options = options
     self.kind: records.Kind | None = None  # kind of the labels; None before the build
     self.counts: dict[str, dict[str, Counter]] = {}  # each split's part of manifest.json
@@ -62,12 +67,15 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
   def _split_generators(self, dl_manager):
     # The spellings of each problem, by its key.
     problems = {split: defaultdict(set) for split in self.paths}
+    known = set()  # keys of problems with a label or is_correct
 
     def first_pass():
       for split, path in self.paths.items():
         for where, record in json_lines.records(path):
           solution, zero_is_wrong = records.parse(record, where)
-          problems[split][problem_key(solution.problem)].add(solution.problem)
+          problems[split][key := problem_key(solution.problem)].add(solution.problem)
+          if solution.is_correct is not None or any(x is not None for x in solution.labels):
+            known.add(key)
           yield solution, zero_is_wrong, where
 
     self.kind = records.kind_of(first_pass(), self._options.labels)
@@ -78,10 +86,9 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     else:
       # The problems with the smallest hashes: the same ones when lines are added or moved.
       # At least one problem is left to train on.
-      count = len(problems["train"])
-      count = min(round(self._options.test_share * count), count - 1)
+      count = min(round(self._options.test_share * len(known)), len(known) - 1)
       digest = lambda problem: hashlib.sha256(problem.encode()).digest()
-      tested = set(sorted(problems["train"], key=digest)[:count])
+      tested = set(sorted(known, key=digest)[: max(count, 0)])
       is_tested = lambda row: problem_key(row[0].problem) in tested
       rows = {"train": itertools.filterfalse(is_tested, _solutions(self.paths["train"]))}
       if tested:
@@ -101,13 +108,19 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       if not known and solution.is_correct is None:
         counts["dropped"]["no_labels"] += 1
         continue
-      counts["rows"]["kept"] += 1
-      counts["labels"].update(str(_rating(label)) for label in known)
+      if split == "train" and solution.problem in self.test_problems:
+        counts["dropped"]["test_problem"] += 1  # by `labelled.step_trees`, when training reads them
+      else:
+        counts["rows"]["kept"] += 1
+        counts["labels"].update(str(_rating(label)) for label in known)
       data = msgspec.json.encode(converted)
       yield key, {"json": data, "source": where, "problem": solution.problem}
     if not counts["rows"]["kept"]:
+      dropped = ", ".join(f"{count} by {rule}" for rule, count in counts["dropped"].items())
       raise ValueError(
-        f"split {split!r}: no label and no is_correct in {counts['rows']['read']} rows"
+        f"{self.paths.get(split, self.paths['train'])}: split {split!r} has no solution to keep: "
+        f"{counts['rows']['read']} rows were read, dropped {dropped} (no_labels: neither a label "
+        "nor is_correct)"
       )
 
 
