@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -141,6 +142,16 @@ def test_prompts_that_share_a_context_give_the_same_tokens():
   alone = tokens(batch=3, contexts=len(prompts))
   assert {*alone} == {(i, k) for i in range(len(prompts)) for k in range(3)}
   assert tokens(batch=64, contexts=2) == alone
+
+
+def test_samples_beyond_the_context_length_are_a_warning():
+  """A prompt and sample that may be longer than the model's context give a warning."""
+  engine, prompt = sampler(), Prompt("", "x", "\n", 0)
+  for room, expected in ((8, True), (64, False)):
+    short = dataclasses.replace(engine, config=dataclasses.replace(PLAIN, context_length=room))
+    with warnings.catch_warnings(record=True) as caught:
+      next(short.generate([prompt], 1, FREE, LIMITS))
+    assert ["the model's context of 8" in str(each.message) for each in caught] == [True] * expected
 
 
 def test_rows_without_a_token_are_never_chosen():

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
@@ -138,6 +139,13 @@ class Sampler:
     if not prompts:
       return
     encoded = [self.encode(prompt) for prompt in prompts]
+    longest = max(map(len, encoded)) + limits.max_new_tokens
+    if 0 < self.config.context_length < longest:
+      warnings.warn(
+        f"a prompt and its sample may have {longest:,} tokens, more than the model's context of "
+        f"{self.config.context_length:,}: later tokens may mean nothing",
+        stacklevel=2,
+      )
     B, T = self.batch, min(limits.max_new_tokens, RING)
     chains = _chains(encoded, max(B // 4 // n, 1))
     # Samples start in order, so two contexts beyond those that fill the slots leave room for
