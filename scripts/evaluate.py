@@ -58,8 +58,6 @@ def main() -> None:
 
   check(args)
   if args.output:
-    if args.data_dir and args.data_dir.resolve() in args.output.resolve().parents:
-      raise ValueError(f"--output={args.output} is inside --data_dir: write it elsewhere")
     storage.refuse_inputs([args.output, pathlib.Path(f"{args.output}.png")], inputs(args))
   with distributed.job(args.hosts), distributed.written_together() as output:
     lines = compared(args, output) if args.compare else judged(args, output)
@@ -91,9 +89,15 @@ def check(args: Args) -> None:
 
 
 def inputs(args: Args) -> list[pathlib.Path]:
-  """Returns the files that are read, without those of models."""
+  """Returns the files that are read, without those of models and earlier results."""
+  from prm_jax.evaluation import step_benchmarks
+
+  outputs = [args.output, pathlib.Path(f"{args.output}.png")] if args.output else []
+  earlier = {path.resolve() for path in outputs if step_benchmarks.is_result(path)}
   files = [args.input, args.threshold_data, *(args.compare or ())]
-  files += sorted(p for p in args.data_dir.rglob("*") if p.is_file()) if args.data_dir else []
+  if args.data_dir:
+    below = args.data_dir.rglob("*")
+    files += sorted(p for p in below if p.is_file() and p.resolve() not in earlier)
   return [*filter(None, files)]
 
 

@@ -104,7 +104,7 @@ def card(args: Args, step: int, about, tokenizer) -> bytes:
     bases=bases,
     dataset=str(data.get("dataset", "") or text),
     manifest=json_lines.document_or_empty(workdir / "manifest.json"),
-    # A run that was preempted at this step has evaluated it after saving it.
+    # A preempted run saves first, and evaluates the step when it resumes.
     evaluation=info["evaluation"] or logged(workdir, step, c.data.eval_name),
     judged=judged if same_step else None,
     versions=info["versions"],

@@ -323,10 +323,6 @@ def test_spellings_of_one_answer_vote_together(tmp_path, grader):
 def test_answers_vote_together_exactly_if_their_verdict_is_equal(grader):
   """The grader joins answers for a vote exactly if it calls them equal, rounded decimals too."""
   assert grader.classes([{"1/3": 3, "0.333333": 2, "2": 1}]) == [{"1/3": 0, "0.333333": 0, "2": 1}]
-  assert grader.classes([{"50%": 3, "1/2": 1, "0.5": 1}]) == [{"50%": 0, "1/2": 0, "0.5": 0}]
-  for answers in (("50", "50%", "0.5"), ("50%", "50", "0.5")):  # in any order, 50% votes with 50
-    (votes,) = grader.classes([dict.fromkeys(answers, 1)])
-    assert votes["50%"] == votes["50"] != votes["0.5"]
   pairs = [("0.333333", "1/3"), ("0.33", "1/3"), ("0.333333", "0.3333333333"), ("0.5", "0.25")]
   pairs += [("3,5", "3.5"), ("3,5", "35"), ("2 1/2", "2.5"), ("1/2", "1/3"), (r"\sqrt{4}", "2.0")]
   joined = [len({*each.values()}) == 1 for each in grader.classes([{a: 2, b: 1} for a, b in pairs])]
@@ -413,3 +409,22 @@ def test_grade_script(tmp_path):
   ):
     result = call_script("grade.py", *flags, *flag, code=1)
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+  ("answers", "votes"),
+  [
+    ({"50%": 3, "1/2": 1, "0.5": 1}, [0, 0, 0]),
+    ({"50": 1, "50%": 1, "0.5": 1}, [0, 0, 1]),
+    ({"50%": 1, "50": 1, "0.5": 1}, [0, 0, 1]),  # in any order
+    ({"50%": 3, "50.0": 1, "0.5": 1}, [0, 0, 1]),
+    ({"50%": 3, "0.5": 1, "1/2": 2, "100/2": 1}, [0, 1, 1, 0]),
+    ({"50%": 1, "0.5%": 1, "0.5": 1}, [0, 1, 1]),
+    ({"50%": 1, "0.5%": 1}, [0, 1]),
+    ({"33.333333%": 2, "1/3": 1}, [0, 0]),
+    ({r"50\,\%": 2, r"50\text{ percent}": 1, "1/2": 1}, [0, 0, 0]),
+  ],
+)
+def test_percentages_vote_with_plain_numbers_or_shares(answers, votes, grader):
+  """A problem's 50% all vote with 50 if there is one, and otherwise with 0.5."""
+  assert [*grader.classes([answers])[0].values()] == votes

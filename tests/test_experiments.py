@@ -305,17 +305,21 @@ def test_a_changed_file_of_the_same_name_is_another_plan(changed, folder, tmp_pa
     plan_lib.check(plan, tmp_path / folder)
 
 
-def test_results_beside_a_labellers_checkpoints_change_nothing(tmp_path):
-  """An experiment resumes after evaluate.py has written into its labeller's work directory."""
-  (tmp_path / "labeller" / "checkpoints").mkdir(parents=True)
-  (tmp_path / "labeller" / "checkpoints" / "weights").write_text("1")
+def test_results_beside_a_labellers_weights_change_nothing(tmp_path):
+  """An experiment resumes after evaluate.py has written into the folder of its labeller or base."""
+  (tmp_path / "labeller").mkdir()
+  (tmp_path / "labeller" / "weights").write_text("1")
   (tmp_path / "pool").write_text("1")
   paths = dict.fromkeys(("labeller", "base"), str(tmp_path / "labeller"))
   files = dataclasses.replace(SMOKE.files, pool=str(tmp_path / "pool"), **paths)
   plan = dataclasses.replace(SMOKE, files=files)
   plan_lib.keep(plan, tmp_path / "shared")
-  (tmp_path / "labeller" / "evaluation.json").write_text("{}")
+  for name in ("evaluation.json", "evaluation.json.png"):
+    (tmp_path / "labeller" / name).write_text('{"benchmark": "prm800k"}')
   plan_lib.check(plan, tmp_path / "shared")
+  (tmp_path / "labeller" / "config.json").write_text("{}")
+  with pytest.raises(ValueError, match="contents of files differ"):
+    plan_lib.check(plan, tmp_path / "shared")
 
 
 def test_a_base_and_settings_that_name_a_checkpoint_contradict_each_other():

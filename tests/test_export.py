@@ -117,6 +117,9 @@ def test_models_that_no_public_class_can_hold_are_refused():
   options = {"contract": CONTRACT, "kind": "token-classification", "dtype": "float32", "tokens": {}}
   with pytest.raises(ValueError, match=r"no token-classification class for gemma3.*causal-lm"):
     export.config_json(reference_models.config("gemma3"), 9, **options)
+  unknown = dataclasses.replace(reference_models.config("gemma3"), context_length=0)
+  text = {"contract": None, "kind": "causal-lm", "dtype": "float32", "tokens": {}}
+  assert export.config_json(unknown, 9, **text)["model_type"] == "gemma3_text"  # its own length
   odd = dataclasses.replace(BASE, attention_bias=True, query_key_norm=True)
   with pytest.raises(ValueError, match="no public family has this architecture"):
     export.config_json(odd, 9, **options)

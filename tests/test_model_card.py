@@ -15,6 +15,7 @@ from conftest import ROOT, call_script
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import token_tree, tokenizers
 from prm_jax.pretrained import export, model_card, snippets
+from prm_jax.runtime import exits
 from prm_jax.scoring import language_model
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import loop
@@ -239,30 +240,32 @@ def test_the_code_of_a_generators_card_generates_our_tokens(exported, monkeypatc
 
 
 def test_the_card_of_an_exported_run_has_its_facts(arithmetic_data, tmp_path):
-  """export.py writes base, licence, dataset and metrics; intervals only if they are of the step."""
+  """export.py writes base, licence, dataset and metrics; intervals only if they are of the step.
+
+  A run that is preempted at a step evaluates it on resuming, and the card has that evaluation.
+  """
   tiny.public(tmp_path / "base", 320, arithmetic_data / "tokenizer.model")
   (tmp_path / "base/README.md").write_text("---\nlicense: apache-2.0\n---\n")
   experiment = tiny.experiment(arithmetic_data)
   experiment = tiny.change(experiment, "data", tokenizer="")
   experiment = tiny.change(experiment, "model", **vars(config_lib.Model()))
   experiment = tiny.change(experiment, "init", checkpoint=str(tmp_path / "base"))
-  experiment = tiny.change(experiment, "train", steps=2, eval_every=1, save_every=1)
+  experiment = tiny.change(experiment, "train", steps=4, eval_every=2, save_every=2, log_every=1)
   with tiny.first_device():
+    with tiny.after_record(1, tiny.terminate, "train"), pytest.raises(exits.Preempted):
+      loop.run(experiment, tmp_path / "run")
     loop.run(experiment, tmp_path / "run")
   interval = {"auroc": {"value": 0.6, "low": 0.51234, "high": 0.7}}
-  judged = {"benchmark": "prm800k", "model": {"checkpoint_step": 2}, "intervals": interval}
+  judged = {"benchmark": "prm800k", "model": {"checkpoint_step": 4}, "intervals": interval}
   (tmp_path / "run/evaluation.json").write_text(json.dumps(judged))
-  logged = runpy.run_path(str(ROOT / "scripts/export.py"))["logged"]
-  assert logged(tmp_path / "run", 1, "test")["auroc"] is not None
-  assert logged(tmp_path / "run", 3, "test") is None
-  for step in (2, 1):
+  for step in (4, 2):
     out = tmp_path / f"out{step}"
     options = (f"--checkpoint={tmp_path / 'run'}", f"--output={out}", f"--step={step}")
     call_script("export.py", *options)
     card = (out / "README.md").read_text()
     assert front_matter(card)["license"] == "apache-2.0"
     assert "It started from base." in card and "Dataset: arithmetic." in card
-    assert f"{step} updates of 2" in card and "AUROC" in card
-    assert ("0.5123" in card) == (step == 2)
+    assert f"{step} updates of 4" in card and "AUROC" in card and "not evaluated" not in card
+    assert ("0.5123" in card) == (step == 4)
     assert str(tmp_path) not in card
     assert "(`pip install torch transformers sentencepiece protobuf`):" in card

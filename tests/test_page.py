@@ -103,10 +103,16 @@ def test_long_formulas_stay_inside(opened):
 
 def test_bold_words_of_a_model_are_bold(opened):
   """Markdown's `**words**` are bold beside formulas, and a product or power keeps its stars."""
-  tab = opened([candidate("p", [0.5], True, text="**Step 1:** $x$. **Given:** 2**3**4, ** no **")])
+  tab = opened(
+    [
+      candidate(
+        "p", [0.5], True, text="**Step 1:** $x$. **Given:** 2**3**4, ** no **, (x)**(2) + y**(3)"
+      )
+    ]
+  )
   text = tab.locator(".step .text")
   assert text.locator("b").all_inner_texts() == ["Step 1:", "Given:"]
-  assert "2**3**4, ** no **" in text.inner_text()
+  assert "2**3**4, ** no **, (x)**(2) + y**(3)" in text.inner_text()
 
 
 def test_text_of_the_data_never_runs(opened):

@@ -415,6 +415,8 @@ def test_a_large_mostly_empty_table_is_refused(tmp_path, monkeypatch):
   with pytest.raises(ValueError, match=r"a.jsonl: 31 problems with up to 15 candidates, but 45 in"):
     samples_of(tmp_path / "a.jsonl", records)
   assert len(samples_of(tmp_path / "b.jsonl", records[:10]).problems) == 10
+  with pytest.raises(ValueError, match=r'"drawn" is 1000000000000: expected int <= 2147483647'):
+    samples_of(tmp_path / "d.jsonl", [rated(drawn=10**12)])
   with pytest.raises(ValueError, match="up to 1,000,000,000 candidates"):
     samples_of(tmp_path / "c.jsonl", [rated(drawn=10**9)])
 

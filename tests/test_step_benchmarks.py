@@ -533,14 +533,17 @@ def test_an_outcome_model_takes_no_threshold(arithmetic_data, tmp_path):
 
 @pytest.mark.parametrize("output", ["math/all.json", "gsm8k"])  # with gsm8k.png
 def test_a_file_of_the_benchmark_is_not_overwritten(output, tmp_path):
-  """An output below --data_dir is an error, whether or not a file has its name."""
+  """An output below --data_dir that has the name of one of its files is an error."""
   for name in ("math/all.json", "gsm8k.png"):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("[]")
   flags = ("--checkpoint=a", "--benchmark=process_bench", f"--data_dir={tmp_path}")
   completed = call_script("evaluate.py", *flags, f"--output={tmp_path / output}", code=1)
-  assert "is inside --data_dir: write it elsewhere" in completed.stderr
+  assert "is an input: give another name" in completed.stderr
   assert (tmp_path / "math/all.json").read_text() == "[]"
+  (tmp_path / "own.json").write_text('{"benchmark": "process_bench"}')  # an earlier result
+  flags += (f"--output={tmp_path / 'own.json'}",)
+  assert "is an input" not in call_script("evaluate.py", *flags, code=1).stderr
 
 
 def test_data_is_checked_before_a_model_is_loaded(tmp_path, scored_lines):
@@ -559,7 +562,6 @@ def test_data_is_checked_before_a_model_is_loaded(tmp_path, scored_lines):
     ([process, f"--data_dir={empty}"], "gsm8k.jsonl, math.jsonl, olympiadbench.jsonl, omnimath"),
     ([f"--data_dir={folder}"], "data of process_bench: give --benchmark=process_bench"),
     ([process, f"--data_dir={steps}"], "data of stepwise: give --benchmark=prm800k"),
-    ([process, f"--data_dir={folder}", f"--output={folder / 'x'}"], "x is inside --data_dir"),
     ([process, f"--data_dir={folder}", "--split=math"], "no solution of --split=math"),
     ([process, f"--data_dir={folder}", f"--threshold_data={tmp_path}/t"], "No such file"),
     (

@@ -208,6 +208,6 @@ def table(found: dict[str, Any]) -> list[str]:
       f"located {number(lucky['located'])}"
     )
   if unsure := found.get("uncertainty"):
-    wrong = ", ".join(number(part["wrong_decisions"]) for part in unsure["bins"])
-    lines.append(f"wrong decisions by quintile of uncertainty: {wrong}")
+    each = (f"{number(x['wrong_decisions'])} at {x['mean_std']:.2g}" for x in unsure["bins"])
+    lines.append(f"wrong decisions by quintile of uncertainty (mean std): {', '.join(each)}")
   return lines

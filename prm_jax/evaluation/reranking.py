@@ -173,8 +173,8 @@ def _curves(samples, scores, chosen, pairs, n, groups, options, progress) -> tup
     )
     if unranked := [name for name, each in solved.items() if np.isnan(each).any()]:
       raise ValueError(
-        f"{unranked[0]}: scores of a problem are too far apart to rank, such as 1e-300, 1e300 and "
-        "-1e300: rescale them"
+        f"{unranked[0]}: scores of a problem are too far apart to rank, such as 1e-300 and 1e300 "
+        "of both signs: rescale them"
       )
     noise = {name: _mean_error(error) for name, error in vote_error.items()}
     differences = {}

@@ -26,6 +26,9 @@ from prm_jax.scoring.scorer import Scorer
 
 Name = Literal["process_bench", "prm_bench", "prm800k"]
 MODULES = {"process_bench": process_bench, "prm_bench": prm_bench, "prm800k": prm800k_steps}
+# The benchmark that a prepared dataset is for.
+BENCHMARKS: dict[str, Name] = {"process_bench": "process_bench", "prm_bench": "prm_bench"}
+BENCHMARKS |= dict.fromkeys(("prm800k", "arithmetic", "stepwise"), "prm800k")
 THRESHOLD = 0.5
 # PRMBench's threshold for the readouts whose scores it reads as differences between steps.
 DIFFERENCES = {"skywork-o1-prm": -0.05}
@@ -42,15 +45,22 @@ def read(
   Raises:
     FileNotFoundError, NotADirectoryError, ValueError: the folder has no such benchmark.
   """
-  made = json_lines.document_or_empty(directory / prm800k_labels.MANIFEST).get("dataset")
-  if not made and name == "prm800k" and data.files(directory):
+  manifest = directory / prm800k_labels.MANIFEST
+  made = str(json_lines.document_or_empty(manifest).get("dataset"))
+  if not manifest.is_file() and name == "prm800k" and data.files(directory):
     made = "process_bench"
-  if made and name != (fits := made if made in MODULES else "prm800k"):
+  if (fits := BENCHMARKS.get(made, name)) != name:
     raise ValueError(f"{directory}: data of {made}: give --benchmark={fits}")
   if name == "prm800k":
     trees, paths = prm800k_steps.read(directory, split or "test")
     return paths, trees
   return _of_group(MODULES[name].read(directory), split, directory), []
+
+
+def is_result(path: pathlib.Path) -> bool:
+  """Returns whether evaluate.py wrote a file: a `result` as JSON, or the picture beside it."""
+  path = path.with_suffix("") if path.name.endswith(".json.png") else path
+  return path.suffix == ".json" and "benchmark" in json_lines.document_or_empty(path)
 
 
 def judge(
@@ -194,6 +204,8 @@ def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | li
       _, judged = prm800k_steps.scored(path, neutral)
     if any(each.verdict is not None for each in judged):
       raise ValueError(f"{path}: its lines have verdicts, which do not depend on a threshold")
+  elif any("verdicts" in record for _, record in records):
+    raise ValueError(f"{path}: its labels are those of a judge's verdicts, not known ones")
   else:
     judged = labelled(records)
   if not judged:

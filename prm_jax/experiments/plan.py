@@ -11,6 +11,7 @@ import msgspec
 
 from prm_jax.config import Checked, Count, Experiment, NonNegative, Positive, Share, Whole
 from prm_jax.datasets.arithmetic import HARD, Generator, Setting
+from prm_jax.evaluation import step_benchmarks
 from prm_jax.experiments.tasks import Embedded
 from prm_jax.runtime import command_line, json_lines, storage
 
@@ -187,17 +188,18 @@ def keep(plan: Plan, directory: pathlib.Path) -> None:
 def _sha256(path: str) -> str:
   """Returns the SHA-256 of a file's content, or of a directory's listing and small files.
 
-  Of a work directory, only the checkpoints count: evaluate.py may add results beside them.
+  Results that evaluate.py has written into the directory do not count.
   """
   if "://" in path:
     return path  # remote storage: by name alone
   if not pathlib.Path(path).is_dir():
     return storage.sha256_of(path)
-  digest, root = hashlib.sha256(), pathlib.Path(path)
-  root = checkpoints if (checkpoints := root / "checkpoints").is_dir() else root
-  for each in sorted(p for p in root.rglob("*") if p.is_file()):
+  digest = hashlib.sha256()
+  for each in sorted(p for p in pathlib.Path(path).rglob("*") if p.is_file()):
+    if step_benchmarks.is_result(each):
+      continue
     size = each.stat().st_size
-    digest.update(f"{each.relative_to(root)} {size}\n".encode())
+    digest.update(f"{each.relative_to(path)} {size}\n".encode())
     digest.update(each.read_bytes() if size <= SMALL else b"")
   return digest.hexdigest()
 

@@ -33,7 +33,8 @@ class Generator(config_lib.Checked):
   top_k: config_lib.Whole = 0  # 0: all
   top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
   min_p: config_lib.Share = 0.0
-  stop: tuple[Stop, ...] = ()  # texts that end a sample; they stay in it
+  # Texts that end a sample; they stay in it.  \n is a line break, and \\ a backslash.
+  stop: tuple[Stop, ...] = ()
   seed: config_lib.Whole = 0
   prompt: Literal["chat", "few_shot", "plain"] = "chat"
   system: str | None = None  # system prompt of chat; None: reason step by step, box the answer

@@ -139,13 +139,7 @@ class Sampler:
     if not prompts:
       return
     encoded = [self.encode(prompt) for prompt in prompts]
-    longest = max(map(len, encoded)) + limits.max_new_tokens
-    if 0 < self.config.context_length < longest:
-      warnings.warn(
-        f"a prompt and its sample may have {longest:,} tokens, more than the model's context of "
-        f"{self.config.context_length:,}: later tokens may mean nothing",
-        stacklevel=2,
-      )
+    self._check_length(max(map(len, encoded)) + limits.max_new_tokens)
     B, T = self.batch, min(limits.max_new_tokens, RING)
     chains = _chains(encoded, max(B // 4 // n, 1))
     # Samples start in order, so two contexts beyond those that fill the slots leave room for
@@ -193,6 +187,15 @@ class Sampler:
             if not left[sample.chain]:
               free.append(contexts.pop(sample.chain))
             yield completion
+
+  def _check_length(self, longest: int) -> None:
+    """Warns if the longest prompt and sample may exceed the model's context."""
+    if 0 < self.config.context_length < longest:
+      warnings.warn(
+        f"a prompt and its sample may have {longest:,} tokens, more than the model's context of "
+        f"{self.config.context_length:,}: later tokens may mean nothing",
+        stacklevel=3,
+      )
 
   def encode(self, prompt: Prompt) -> list[int]:
     """Returns a prompt's tokens; raises ValueError for none, or for one that the model lacks."""

@@ -67,9 +67,7 @@ def load(
     prompt = record["prompt"] if len(keys) == 2 else None
     encoded, lost = encode(prompt, record[keys[-1]], tokenizer, row_length)
     if missing := [id for piece in encoded for id in piece.tokens if id >= vocab_size]:
-      raise json_lines.BadLine(
-        f"{where}: the prompt has token {missing[0]}, of {vocab_size} tokens"
-      )
+      raise json_lines.BadLine(f"{where}: the prompt spells out token {missing[0]} of {vocab_size}")
     pieces += encoded
     if lost:
       cut.append({"source": where, "tokens": row_length + lost, "tokens_lost": lost})

@@ -299,7 +299,8 @@ def read_items(path: pathlib.Path, exact: bool = False) -> list[Item]:
   items = []
   for where, item in json_lines.structs(path, Item):
     try:
-      exact and _exact_labels(item)
+      if exact:
+        _exact_labels(item)
     except ValueError as error:
       raise json_lines.BadLine(f"{where}: {error}") from None
     items.append(item)

@@ -46,7 +46,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       ValueError: there is a test.jsonl, and a share is given.
     """
     self.paths = _files(pathlib.Path(source).expanduser())
-    if "test" in self.paths and options.test_share != Stepwise.test_share:
+    if "test" in self.paths and options.test_share not in (0, Stepwise.test_share):
       raise ValueError(f"stepwise.test_share has no effect: {self.paths['test']} is the test split")
     self._options = options
     self.kind: records.Kind | None = None  # kind of the labels; None before the build
@@ -109,7 +109,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         counts["dropped"]["no_labels"] += 1
         continue
       if split == "train" and solution.problem in self.test_problems:
-        counts["dropped"]["test_problem"] += 1  # by `labelled.step_trees`, when training reads them
+        counts["dropped"]["test_problem"] += 1  # training drops these: `labelled.step_trees`
       else:
         counts["rows"]["kept"] += 1
         counts["labels"].update(str(_rating(label)) for label in known)

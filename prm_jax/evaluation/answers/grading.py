@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar
 from prm_jax.evaluation.answers.extraction import final_answer
 from prm_jax.evaluation.answers.normal_form import (
   MAX_CHARACTERS,
+  hundredth,
   is_percentage,
   normal_form,
   number,
@@ -38,7 +39,7 @@ EQUAL, DIFFERENT = DECIDED = "equal", "different"
 CACHE = storage.CACHE / "verdicts.sqlite"
 PACKAGES = {"math_verify": "math-verify", "openai": "sympy"}  # the verdicts depend on them
 MAX_CLASSES = 8  # most classes that an answer is compared with, the most frequent first
-RULES = "7"  # increase it when a grader's rules change: stored verdicts are then not used
+RULES = "6"  # increase it when a grader's rules change: stored verdicts are then not used
 DECIMAL_COMMA = re.compile(r"([+-]?\d{1,300}),(\d{1,300})")
 Pair = tuple[str, str]
 T = TypeVar("T")
@@ -168,12 +169,16 @@ def _join(answers: Mapping[str, int]) -> Generator[Pair, bool, dict[str, int]]:
   Yields pairs of answers, and is sent whether they are equal.
   """
   forms = {answer: normal_form(answer) for answer in answers}
+  percentages = {answer for answer in answers if is_percentage(answer)}
+  # 50% is 50 if an answer without a sign is that; otherwise it is 0.5.
+  plain = {number(form) for answer, form in forms.items() if answer not in percentages} - {None}
+  if not plain & {number(forms[answer]) for answer in percentages}:
+    forms |= {answer: hundredth(forms[answer]) for answer in percentages}
   counts, spelling = collections.Counter(), {}
   for answer, form in forms.items():
     counts[form] += answers[answer]
-    # A form lacks the space between number and unit, and a percent sign: of 50 and 50%, 50.
-    if form not in spelling or (is_percentage(spelling[form]) and not is_percentage(answer)):
-      spelling[form] = answer
+    # A form lacks the space between number and unit.
+    spelling.setdefault(form, form if answer in percentages else answer)
   class_of: dict[str, str] = {}  # the first form of the class of each form
   classes: list[str] = []
   by_value: dict[Fraction, str] = {}
@@ -183,8 +188,7 @@ def _join(answers: Mapping[str, int]) -> Generator[Pair, bool, dict[str, int]]:
       class_of[form] = by_value[value]
       continue
     for name in classes[:MAX_CLASSES]:
-      plain = value is not None and number(name) is not None and "." not in form + name
-      if plain and not any(is_percentage(spelling[each]) for each in (form, name)):
+      if value is not None and number(name) is not None and "." not in form + name:
         continue  # two plain numbers that differ; decimals may be rounded
       if (yield spelling[form], spelling[name]):
         class_of[form] = name

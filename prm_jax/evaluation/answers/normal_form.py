@@ -4,6 +4,7 @@ r"""A canonical spelling of an answer, which is not interpreted.
 gives 1/2 and 0.5 the same value.  `grading` decides whether answers of different forms are equal.
 """
 
+import decimal
 import re
 from fractions import Fraction
 
@@ -34,7 +35,8 @@ COMMANDS = {
   r"\\sqrt\s*(\d|[a-zA-Z](?![a-zA-Z]))": r"\\sqrt{\1}",
 }
 COMMANDS = [(re.compile(pattern), to) for pattern, to in COMMANDS.items()]
-PERCENT = re.compile(r"(?<=[\d}])\s*(?:\\?%|percent(?:age)?|pct)$")
+SIGN = r"\s*(?:\\?%|percent(?:age)?|pct)\s*"
+PERCENT = re.compile(rf"(?<=[\d}}])(?:\s|~|\\[ ,;:!])*(?:{SIGN}|\\(?:text|mathrm)\{{{SIGN}\}})$")
 GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:,\d{3})+)(?![\d,])")
 PLAIN = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:/(\d+))?")
 MIXED = re.compile(r"(?<![\d./^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])")  # 2 1/2
@@ -71,7 +73,9 @@ def normal_form(answer: str) -> str:
 
 def is_percentage(answer: str) -> bool:
   """Returns whether the answer ends in a percent sign, which its normal form lacks."""
-  return len(answer) <= MAX_CHARACTERS and bool(PERCENT.search(_without_dollars(answer)))
+  if len(answer) > MAX_CHARACTERS or not ("%" in answer or "percent" in answer or "pct" in answer):
+    return False
+  return bool(PERCENT.search(_without_dollars(answer)))
 
 
 def _without_dollars(answer: str) -> str:
@@ -141,3 +145,10 @@ def number(form: str) -> Fraction | None:
     value = int(whole or 0) + Fraction(int(above), int(below))
     return -value if sign == "-" else value
   return None
+
+
+def hundredth(form: str) -> str:
+  """Returns the normal form of a hundredth of a plain number; other forms as they are."""
+  if (value := number(form)) is None:
+    return form
+  return f"{decimal.Decimal(form) / 100:f}" if "." in form else str(value / 100)

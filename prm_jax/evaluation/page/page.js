@@ -18,8 +18,8 @@ function mathml([tag, attributes, ...children]) {
   return node;
 }
 
-// Language models write Markdown: **words** are bold.  Powers as in 2**3 are not.
-const BOLD = /(?<![\w*])\*\*(?=\S)([^*\n]+?)(?<=\S)\*\*(?![\w*])/;
+// Language models write Markdown: **words** are bold.  Powers such as 2**3 and (x+1)**(n) are not.
+const BOLD = /(?<![\p{L}\p{N}_*)\]}])\*\*(?=\S)([^*\n]+?)(?<=\S)\*\*(?![\p{L}\p{N}_*([{])/u;
 function emphasized(text) {
   return text.split(BOLD).map((part, i) => (i % 2 ? element("b", {}, part) : part));
 }
