@@ -81,7 +81,7 @@ def test_an_array_and_a_byte_order_mark_of_lines(tmp_path):
   """A reader of lines names an array, and no reader sees a byte order mark."""
   path = tmp_path / "a.jsonl"
   path.write_bytes(b'[\n{"a": 1}\n]')
-  fails(path, f"{path}:1: a JSON array (`jq -c '.[]'` makes lines of it)")
+  fails(path, f"{path}:1: a JSON array; `jq -c '.[]'` makes lines of it")
   path.write_bytes(codecs.BOM_UTF8 + b'{"a": 1}\n{"a": 2}\n')
   assert [*json_lines.lines(path)] == [(1, 3, b'{"a": 1}\n'), (2, 12, b'{"a": 2}\n')]
 

@@ -22,7 +22,6 @@ OTHER_FORMATS = {
   b"version https://git-lfs": "a Git LFS pointer, not the data (run `git lfs pull` in its clone)",
   b"\x1f\x8b": "a gzip file",
   b"PAR1": "a Parquet file",
-  b"[": "a JSON array (`jq -c '.[]'` makes lines of it)",
 }
 BROKEN_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
 # An unclosed string runs to the end: searching it again from each quote in it would be quadratic.
@@ -139,6 +138,8 @@ def read(
   """Yields (line number, byte offset, object) of each line; errors as `lines` and `parse`."""
   name = str(path)  # converted once, not for every line
   for number, offset, line in lines(path, on_position):
+    if number == 1 and line.startswith(b"["):
+      raise BadLine(f"{name}:1: a JSON array; `jq -c '.[]'` makes lines of it")
     yield number, offset, parse(line, f"{name}:{number}")
 
 
