@@ -9,6 +9,7 @@ where each row of a table is a dict from column name to value.
 """
 
 import collections
+import ctypes
 import dataclasses
 import hashlib
 import json
@@ -20,6 +21,7 @@ import pathlib
 import platform
 import re
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -64,12 +66,19 @@ def apart(function: Callable, *args: Any, cores: list[int] | None = None, **envi
     RuntimeError: the process died; its last messages are on standard error.
   """
   spawn = multiprocessing.get_context("spawn")
-  pin = getattr(os, "sched_setaffinity", None) if cores else None
   with (
     mock.patch.dict(os.environ, environment),
-    futures.ProcessPoolExecutor(1, spawn, pin, (0, cores) if pin else ()) as process,
+    futures.ProcessPoolExecutor(1, spawn, _begin, (cores,)) as process,
   ):
     return process.submit(function, *args).result()
+
+
+def _begin(cores: list[int] | None) -> None:
+  """Restricts a new process to these cores; on Linux it ends with its parent."""
+  if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if cores:
+      os.sched_setaffinity(0, cores)
 
 
 def peer(python: str, script: pathlib.Path, settings: dict) -> dict:

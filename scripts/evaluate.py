@@ -17,6 +17,7 @@ given, or the one that finds first wrong steps best on the solutions of --thresh
 says which.  OUTPUT has every number, and OUTPUT.png shows calibration and the curve over
 thresholds.  Intervals are 95 % bootstrap intervals over problems.  No solution is truncated.  An
 outcome model (prm800k) is read at the end of each solution: no threshold, no intervals, no picture.
+After an interruption the same command continues where it stopped.
 """
 
 from prm_jax.runtime import exits
@@ -55,12 +56,17 @@ class Args(options.RewardModel):
 def main() -> None:
   args = command_line.parse(Args, __doc__)
   from prm_jax.runtime import distributed, storage
+  from prm_jax.scoring import batch_journal
 
   check(args)
   if args.output:
     storage.refuse_inputs([args.output, pathlib.Path(f"{args.output}.png")], inputs(args))
-  with distributed.job(args.hosts), distributed.written_together() as output:
-    lines = compared(args, output) if args.compare else judged(args, output)
+  with distributed.job(args.hosts):
+    if args.compare:
+      lines = compared(args)
+    else:
+      with batch_journal.beside(args.output) as journal, distributed.written_together() as output:
+        lines = judged(args, output, journal)
   print("\n".join(map(json_lines.printable, lines)))  # a line may have a group's name
 
 
@@ -96,24 +102,26 @@ def inputs(args: Args) -> list[pathlib.Path]:
   earlier = {path.resolve() for path in outputs if step_benchmarks.is_result(path)}
   files = [args.input, args.threshold_data, *(args.compare or ())]
   if args.data_dir:
-    below = args.data_dir.rglob("*")
-    files += sorted(p for p in below if p.is_file() and p.resolve() not in earlier)
+    below = (p for p in args.data_dir.rglob("*") if p.is_file() and not p.name.startswith("."))
+    files += sorted(p for p in below if p.resolve() not in earlier)
   return [*filter(None, files)]
 
 
-def compared(args: Args, output) -> list[str]:
+def compared(args: Args) -> list[str]:
   """Compares two results, writes the comparison to --output if given, and returns its table."""
   from prm_jax.evaluation import step_benchmarks
+  from prm_jax.runtime import distributed
 
   comparison = step_benchmarks.compared(args.compare)
   lines = step_benchmarks.compared_table(comparison)
   if args.output:
-    output(args.output).write(json.dumps(comparison, indent=1) + "\n")
+    with distributed.written_together() as output:
+      output(args.output).write(json.dumps(comparison, indent=1) + "\n")
     lines.append(f"-> {args.output}")
   return lines
 
 
-def judged(args: Args, output) -> list[str]:
+def judged(args: Args, output, journal) -> list[str]:
   """Evaluates the model, writes the result and returns its table."""
   from prm_jax.evaluation import diagnostics, prm800k_steps, step_benchmarks, step_figure
   from prm_jax.runtime import distributed
@@ -131,7 +139,11 @@ def judged(args: Args, output) -> list[str]:
     solutions, trees = step_benchmarks.read(args.benchmark, args.data_dir, args.split)
   if args.threshold_data:
     step_benchmarks.threshold_solutions(args.threshold_data, args.neutral)
-  scorer, how = (None, {"input": str(args.input)}) if args.input else load(args)
+  scorer, how = None, {"input": str(args.input)}
+  if not args.input:
+    scorer, how = load(args)
+    journal.open(scorer.run_facts(args, inputs(args)))
+    scorer = dataclasses.replace(scorer, journal=journal)
   if args.benchmark == "prm800k" and scorer:
     prm800k_steps.check_recipe(scorer, args.data_dir)
     if scorer.contract.objective == "outcome":

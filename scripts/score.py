@@ -14,6 +14,7 @@ are dropped.  prm_score is the product over steps of P(positive) + P(neutral) (p
 F.2), or of P(positive) alone if the model's recipe counts neutral as negative (then give
 --neutral=negative to the scripts that read the file).
 With --skip_cut_off, candidates with `finished` false, which are never chosen, get no scores.
+After an interruption the same command continues where it stopped.
 
 A published model is a hub directory (config.json, safetensors, tokenizer).  --readout says how it
 is prompted and where it is read: qwen2.5-math-prm, math-shepherd, rlhflow, skywork-o1-prm, trl or
@@ -54,11 +55,15 @@ def main() -> None:
   args = command_line.parse(Args, __doc__)
   args.check_model()
   from prm_jax.runtime import distributed, json_lines, progress, storage
-  from prm_jax.scoring import candidates
+  from prm_jax.scoring import batch_journal, candidates
 
   storage.refuse_inputs([args.output], [args.input])
   note = pathlib.Path(f"{args.output}.contract.json")
-  with distributed.job(args.hosts), distributed.written_together() as output:
+  with (
+    distributed.job(args.hosts),
+    batch_journal.beside(args.output) as journal,
+    distributed.written_together() as output,
+  ):
     out = output(args.output)  # fails before any work if it cannot be written
     described = bool(args.model or args.readout)
     about = output(note) if described else None
@@ -70,7 +75,8 @@ def main() -> None:
     distributed.check_same({"step": scorer.step, "model": facts})
     print(f"steps end with {scorer.contract.described_separator}", file=sys.stderr)
     started = time.perf_counter()
-    scorer, count = dataclasses.replace(scorer, merge=args.merge), 0
+    journal.open(scorer.run_facts(args, [args.input]))
+    scorer, count = dataclasses.replace(scorer, merge=args.merge, journal=journal), 0
     for line in candidates.rated(args.input, scorer, "scoring", args.skip_cut_off):
       if line.probabilities is None:
         record = candidates.unscored(line.record, scorer.contract)

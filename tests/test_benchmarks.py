@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import runpy
+import subprocess
 import sys
 import types
 from unittest import mock
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import tiny
 from conftest import (
+  ENVIRONMENT,
   ROOT,
   call_script,
   completion,
@@ -300,6 +302,31 @@ def test_a_measurement_has_its_own_process():
   assert "A_NAME" not in os.environ and runner.usable_cores() == cores
   with pytest.raises(RuntimeError):
     runner.apart(os.abort)
+
+
+MEASURED = """
+import time
+from benchmarks import runner
+
+def measure():
+  print("began", flush=True)
+  time.sleep(30)
+  print("went on", flush=True)
+
+if __name__ == "__main__":
+  runner.apart(measure)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_killed_benchmark_ends_its_measurement(tmp_path):
+  """A measurement does not go on, and take the cores, after its benchmark was killed."""
+  (tmp_path / "measured.py").write_text(MEASURED)
+  command, env = [sys.executable, str(tmp_path / "measured.py")], ENVIRONMENT | {"PYTHONPATH": ROOT}
+  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as benchmark:
+    assert benchmark.stdout.readline() == "began\n"
+    benchmark.kill()
+    assert benchmark.stdout.read() == ""
 
 
 def test_the_section_of_a_benchmark():

@@ -74,8 +74,8 @@ def work(arithmetic_data, prm_run, tmp_path_factory):
 def test_an_interrupted_script_leaves_no_partial_output(work, tmp_path, script, moments):
   """A script stopped at any moment leaves no partly written file under an output's name.
 
-  After SIGINT or SIGTERM it leaves no file and prints one line; after SIGKILL the next run deletes
-  the unfinished files.
+  After SIGINT or SIGTERM it leaves no file but a journal, and prints one line; after SIGKILL the
+  next run deletes the unfinished files.
 
     PRM_JAX_INTERRUPTS=50 bash scripts/test.sh -m slow -k interrupts -s
   """

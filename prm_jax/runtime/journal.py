@@ -23,6 +23,10 @@ from prm_jax.runtime import distributed, json_lines, storage
 Lines = list[dict[str, Any]]
 
 
+class OtherRun(ValueError):
+  """A journal belongs to a run with other facts."""
+
+
 class Journal:
   """The finished items of a job, in a file that survives a kill."""
 
@@ -30,8 +34,8 @@ class Journal:
     """Opens the journal of the run that `facts` describe.
 
     Raises:
-      ValueError: it belongs to another run (the message has the facts that differ), or another
-        process has it open.
+      OtherRun: it belongs to another run; the message has the facts that differ.
+      ValueError: another process has it open.
     """
     with contextlib.ExitStack() as stack:
       self._file = stack.enter_context(path.open("ab"))
@@ -64,7 +68,7 @@ class Journal:
 def _read(path: pathlib.Path, facts: dict[str, Any]) -> tuple[dict[int, Lines], int]:
   """Returns the lines of each item in a journal, and the length in bytes of its whole lines.
 
-  Raises as `Journal` if it belongs to another run.
+  Raises OtherRun as `Journal`.
   """
   facts, done, whole = json.loads(json.dumps(facts)), {}, 0
   for line in path.read_bytes().splitlines(keepends=True):
@@ -78,7 +82,7 @@ def _read(path: pathlib.Path, facts: dict[str, Any]) -> tuple[dict[int, Lines], 
         for key in facts | entry
         if entry.get(key) != facts.get(key)
       ]
-      raise ValueError(
+      raise OtherRun(
         f"{path} is of another run ({'; '.join(changed)}); finish that one with its own settings, "
         "or delete the file"
       )

@@ -12,6 +12,7 @@ import numpy as np
 from prm_jax.input_pipeline import packing, prefix_tree
 from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.model import sharding as sharding_lib
+from prm_jax.scoring.batch_journal import BatchJournal
 from prm_jax.types import Batch
 
 BATCH_TOKENS = 16_384  # tokens of one forward, padding included
@@ -25,6 +26,7 @@ def read(
   row_length: int,
   merge: bool = True,
   on_share: Callable[[float], None] = lambda share: None,
+  journal: BatchJournal | None = None,
 ) -> list[np.ndarray]:
   """Returns the class probabilities at each token tree's read positions, float64 `[r, K, C]`.
 
@@ -34,6 +36,7 @@ def read(
     row_length: tokens of a row; doubled until the longest path of a problem fits.
     merge: False: every solution is encoded by itself, for comparison.
     on_share: called after each batch with the share of all tokens that is done.
+    journal: has the results of the first batches, which are not computed, and gets the others.
   """
   by_problem: dict[str | int, list[int]] = collections.defaultdict(list)
   for i, problem in enumerate(problems):
@@ -51,7 +54,7 @@ def read(
     rows = packing.PackedRows([tree for tree, _ in merged], length)
     tokens = sum(len(token_trees[i]) for members in groups for i in members)
     part = lambda share, done=done, tokens=tokens: on_share((done + share * tokens) / total)
-    probabilities = np.exp(_run(rows, forward, mesh, part).astype(np.float64))
+    probabilities = np.exp(_run(rows, forward, mesh, part, journal).astype(np.float64))
     done += tokens
     for members, (tree, indices), values in zip(groups, merged, rows.by_tree(probabilities)):
       for i, index in zip(members, indices):
@@ -65,6 +68,7 @@ def _run(
   forward: Callable[[Batch], jax.Array],
   mesh: jax.sharding.Mesh,
   on_share: Callable[[float], None],
+  journal: BatchJournal | None,
 ) -> np.ndarray:
   """Returns class log-probabilities, float32 `[rows, R, K, C]`.
 
@@ -78,7 +82,9 @@ def _run(
   size = -(-needed // -(-needed // most))
   rounded = 2 ** (size - 1).bit_length() if size <= 8 else -(-size // 8) * 8
   batch_rows = min(rounded, most) * shards
-  batches, results = packing.eval_order(rows, batch_rows), []
+  batches = packing.eval_order(rows, batch_rows)
+  computed: list[jax.Array] = []  # the last two at most
+  results: list[np.ndarray] = []
   T, R = rows.row_length, rows.reads
   padding = (T // 16 if R <= T // 16 else T) - R
 
@@ -87,12 +93,23 @@ def _run(
     reads = np.pad(row["read_positions"], (0, padding))
     return row | {"read_positions": reads, "read_targets": None, "read_solutions": None}
 
+  def finish() -> None:
+    results.append(np.asarray(computed.pop(0))[:, :R])
+    if journal:
+      journal.add(results[-1])
+
   with jax.set_mesh(mesh):
     for i, numbers in enumerate(batches):
+      if journal and (known := journal.next()) is not None:
+        results.append(known)
+        continue
       batch = sharding_lib.global_batch(
         lambda i, numbers=numbers: load(numbers[i]), batch_rows, mesh
       )
-      results.append(forward(batch))
-      jax.block_until_ready(results[-2:-1])  # the host stays one batch ahead of the devices
+      computed.append(forward(batch))
+      if len(computed) > 1:  # the host stays one batch ahead of the devices
+        finish()
       on_share(i / len(batches))
-  return np.concatenate([np.asarray(result)[:, :R] for result in results])
+    if computed:
+      finish()
+  return np.concatenate(results)

@@ -23,6 +23,7 @@ from prm_jax import config as config_lib
 from prm_jax.input_pipeline import token_tree
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import storage
+from prm_jax.scoring.batch_journal import BatchJournal
 from prm_jax.scoring.language_model import LanguageModel
 from prm_jax.scoring.rater import Rater
 from prm_jax.scoring.rewards import BETA
@@ -48,6 +49,7 @@ class ImplicitScorer(Rater):
   separator: str = SEPARATOR
   row_length: int = config_lib.Data().row_length
   merge: bool = True
+  journal: BatchJournal | None = dataclasses.field(default=None, repr=False)
   contract: StepContract = dataclasses.field(init=False)
   config: config_lib.Model = dataclasses.field(init=False)  # the policy's, but for its context
   layout = "problem, steps"
@@ -130,6 +132,10 @@ class ImplicitScorer(Rater):
     """
     reward = self.beta * np.bincount(tree.read_solutions, np.log(ratios[:, 0, 0]))
     return special.expit(np.stack([-reward, reward], axis=-1))[:, None]
+
+  @property
+  def weights(self) -> Any:
+    return self.policy.params, self.reference.params
 
   def facts(self) -> dict[str, Any]:
     """Returns the meaning of the probabilities, and the two models that they are from."""

@@ -22,6 +22,7 @@ from prm_jax.pretrained import export, families, weights
 from prm_jax.runtime import compiler_options, storage
 from prm_jax.runtime.json_lines import show
 from prm_jax.scoring import readouts
+from prm_jax.scoring.batch_journal import BatchJournal
 from prm_jax.scoring.rater import Rater
 from prm_jax.scoring.readouts import PUBLISHED, Head, Readout
 from prm_jax.training import checkpoint as checkpoint_lib
@@ -45,6 +46,7 @@ class Scorer(Rater):
   step: int | None = None
   directory: pathlib.Path | None = None  # of a published or exported model
   merge: bool = True
+  journal: BatchJournal | None = dataclasses.field(default=None, repr=False)
 
   @classmethod
   def load(
@@ -154,6 +156,10 @@ class Scorer(Rater):
 
   def forward(self, batch: Batch) -> jax.Array:
     return self.program(self.params, self.head, batch)
+
+  @property
+  def weights(self) -> Any:
+    return self.params, self.head
 
   def facts(self) -> dict[str, Any]:
     """Returns the meaning of the probabilities, and the sha256 of the model's files.
