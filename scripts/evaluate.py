@@ -142,7 +142,7 @@ def judged(args: Args, output, journal) -> list[str]:
   scorer, how = None, {"input": str(args.input)}
   if not args.input:
     scorer, how = load(args)
-    journal.open(scorer.run_facts(args, inputs(args)))
+    journal.open(scorer.identity(), scorer.mesh)
     scorer = dataclasses.replace(scorer, journal=journal)
   if args.benchmark == "prm800k" and scorer:
     prm800k_steps.check_recipe(scorer, args.data_dir)

@@ -75,7 +75,7 @@ def main() -> None:
     distributed.check_same({"step": scorer.step, "model": facts})
     print(f"steps end with {scorer.contract.described_separator}", file=sys.stderr)
     started = time.perf_counter()
-    journal.open(scorer.run_facts(args, [args.input]))
+    journal.open(scorer.identity(), scorer.mesh)
     scorer, count = dataclasses.replace(scorer, merge=args.merge, journal=journal), 0
     for line in candidates.rated(args.input, scorer, "scoring", args.skip_cut_off):
       if line.probabilities is None:

@@ -1,5 +1,6 @@
 """Scoring that is killed continues from the batches that were done."""
 
+import jax.numpy as jnp
 import pytest
 import tiny
 from conftest import call_script, read_lines, write_lines
@@ -60,17 +61,63 @@ def test_a_stopped_run_continues_from_its_batches(
   assert whole == resumed
 
 
-def test_another_run_starts_over(prm_run, arithmetic_data, tmp_path, forwards, monkeypatch):
-  """Batches of other flags, inputs or weights are not used."""
-  lines = read_lines(arithmetic_data / "candidates.jsonl")
-  source = write_lines(tmp_path / "in.jsonl", lines)
-  flags = ["score.py", f"--checkpoint={prm_run}", f"--input={source}", f"--output={tmp_path}/o"]
-  other, flags = [*flags, "--merge=False", "--skip_cut_off"], [*flags, "--merge=False"]
-  every = taken(forwards, *flags)
-  taken(forwards, *flags, stop=3)
-  assert taken(forwards, *other, stop=3) == 2
-  taken(forwards, *flags, stop=3)
-  write_lines(source, lines[::-1])
+@pytest.fixture
+def stopped(prm_run, arithmetic_data, tmp_path, forwards):
+  """The flags of a run of score.py, its number of batches, and its input.
+
+  It was stopped when one of its batches was in the journal.
+  """
+  source = write_lines(tmp_path / "in.jsonl", read_lines(arithmetic_data / "candidates.jsonl"))
+  flags = ["score.py", f"--checkpoint={prm_run}", f"--input={source}", "--merge=False"]
+  every = taken(forwards, *flags, f"--output={tmp_path}/whole")
+  flags.append(f"--output={tmp_path}/o")
   assert taken(forwards, *flags, stop=3) == 2
-  monkeypatch.setattr(Scorer, "weights", property(lambda self: self.params["head"] + 1))
-  assert taken(forwards, *flags) == every
+  return flags, every, source
+
+
+def changed_input(monkeypatch, flags, source):
+  write_lines(source, read_lines(source)[::-1])
+
+
+def longer_batches(monkeypatch, flags, source):
+  monkeypatch.setattr(batching, "BATCH_TOKENS", 256)
+
+
+def other_weights(monkeypatch, flags, source):
+  identity = Scorer.identity
+  monkeypatch.setattr(Scorer, "identity", lambda self: identity(self) | {"weights": "other"})
+
+
+def torn_journal(monkeypatch, flags, source):
+  journal = source.parent / ".o.journal"
+  journal.write_bytes(journal.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize("change", [changed_input, longer_batches, other_weights, torn_journal])
+def test_batches_of_other_contents_or_weights_are_not_used(
+  stopped, tmp_path, forwards, monkeypatch, change
+):
+  """Everything is computed again if the first batch is another one, or was not written whole."""
+  flags, _, source = stopped
+  change(monkeypatch, flags, source)
+  fresh = taken(forwards, *flags[:-1], f"--output={tmp_path}/fresh")
+  assert taken(forwards, *flags) == fresh
+  assert (tmp_path / "o").read_bytes() == (tmp_path / "fresh").read_bytes()
+  assert not (tmp_path / ".o.journal").exists()
+
+
+def test_batches_before_a_change_are_used(stopped, tmp_path, forwards):
+  """Settings that change no batch, such as a line's other fields, do not compute it again."""
+  flags, every, source = stopped
+  write_lines(source, [line | {"note": "new"} for line in read_lines(source)])
+  assert taken(forwards, *flags) == every - 1
+
+
+def test_an_undefined_result_is_not_recorded(stopped, tmp_path, forwards, monkeypatch):
+  """A run whose model gave NaN computes the batch again."""
+  flags, every, _ = stopped
+  counted = Scorer.forward
+  with monkeypatch.context() as patch:
+    patch.setattr(Scorer, "forward", lambda self, batch: counted(self, batch) * jnp.nan)
+    call_script(*flags, code=1)
+  assert taken(forwards, *flags) == every - 1

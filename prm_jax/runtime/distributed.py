@@ -198,19 +198,15 @@ def check_same_command(args: Any, files: Iterable[pathlib.Path]) -> None:
   Hosts with different input would compute different numbers of batches, and wait for each other.
   The paths in `args`, a dataclass, may differ between hosts if the contents of `files` do not.
   """
-  if jax.process_count() > 1:
-    check_same(command_facts(args, files))
-
-
-def command_facts(args: Any, files: Iterable[pathlib.Path]) -> dict[str, Any]:
-  """Returns a script's flags but for paths, a hash of its input files, and `versions`, as JSON."""
+  if jax.process_count() == 1:
+    return
   digest = hashlib.sha256("".join(map(storage.sha256_of, files)).encode())
   flags = {
     f"--{name}": value
     for name, value in dataclasses.asdict(args).items()
     if name != "hosts" and not isinstance(value, pathlib.Path)
   }
-  return flags | {"sha256 of what is read": digest.hexdigest()} | versions()
+  check_same(flags | {"sha256 of what is read": digest.hexdigest()} | versions())
 
 
 def versions() -> dict[str, str]:

@@ -24,7 +24,7 @@ Lines = list[dict[str, Any]]
 
 
 class OtherRun(ValueError):
-  """A journal belongs to a run with other facts."""
+  """A journal belongs to a run with other values of the same facts."""
 
 
 class Journal:
@@ -35,7 +35,7 @@ class Journal:
 
     Raises:
       OtherRun: it belongs to another run; the message has the facts that differ.
-      ValueError: another process has it open.
+      ValueError: another process has it open, or it is another command's.
     """
     with contextlib.ExitStack() as stack:
       self._file = stack.enter_context(path.open("ab"))
@@ -62,13 +62,14 @@ class Journal:
     os.fsync(self._file.fileno())
 
   def close(self) -> None:
-    self._file.close()
+    with contextlib.suppress(OSError):  # what could not be written raised an error before
+      self._file.close()
 
 
 def _read(path: pathlib.Path, facts: dict[str, Any]) -> tuple[dict[int, Lines], int]:
   """Returns the lines of each item in a journal, and the length in bytes of its whole lines.
 
-  Raises OtherRun as `Journal`.
+  Raises as `Journal` if it belongs to another run.
   """
   facts, done, whole = json.loads(json.dumps(facts)), {}, 0
   for line in path.read_bytes().splitlines(keepends=True):
@@ -82,7 +83,8 @@ def _read(path: pathlib.Path, facts: dict[str, Any]) -> tuple[dict[int, Lines], 
         for key in facts | entry
         if entry.get(key) != facts.get(key)
       ]
-      raise OtherRun(
+      kind = OtherRun if entry.keys() == facts.keys() else ValueError
+      raise kind(
         f"{path} is of another run ({'; '.join(changed)}); finish that one with its own settings, "
         "or delete the file"
       )
@@ -113,7 +115,7 @@ def run(
   """
   host, hosts = jax.process_index(), jax.process_count()
   facts = facts | {"hosts": hosts}
-  for journal in _journals(output):
+  for journal in journals(output):
     _read(journal, facts)  # raises an error if the journal of any host belongs to another run
   # A kill came while the journals were deleted.
   finished = output.exists() and not all(path(output, i).is_file() for i in range(hosts))
@@ -121,7 +123,7 @@ def run(
   if finished:
     if not distributed.is_first():
       return None
-    for journal in _journals(output):
+    for journal in journals(output):
       journal.unlink(missing_ok=True)
     return [line for _, line in json_lines.records(output)]
   with contextlib.closing(Journal(path(output, host), facts)) as journal:
@@ -146,7 +148,7 @@ def check_output(output: pathlib.Path) -> None:
   output.parent.mkdir(parents=True, exist_ok=True)
   if not os.access(output.parent, os.W_OK):
     raise PermissionError(f"{output.parent}: cannot be written to")
-  if output.exists() and not _journals(output):
+  if output.exists() and not journals(output):
     raise FileExistsError(f"{output} is there and finished; delete it to make it again")
 
 
@@ -160,7 +162,8 @@ def check_shared(output: pathlib.Path, hosts: int) -> None:
       )
 
 
-def _journals(output: pathlib.Path) -> list[pathlib.Path]:
+def journals(output: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the paths of all hosts' journals that exist."""
   return [*output.parent.glob(glob.escape(path(output, 0).name) + "*")]
 
 

@@ -1,6 +1,7 @@
 """The results of a run's batches in a journal beside its output, from which a killed run resumes.
 
-A run computes the same batches in the same order each time, so a batch's number identifies it.
+A run computes the same batches in the same order each time.  Results are taken from the journal up
+to the first batch of other contents.
 """
 
 import base64
@@ -14,24 +15,25 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from prm_jax.runtime import journal
+from prm_jax.runtime import distributed, journal
 
 
 @contextlib.contextmanager
 def beside(output: pathlib.Path) -> Iterator["BatchJournal"]:
-  """Yields a journal to `open`; deletes it if the block succeeds, or if no batch is done.
+  """Yields a journal to `open`; deletes it if the block succeeds.
 
   Enter it before the block that renames the output, so that the journal is deleted last.
   """
-  path, keep = journal.path(output, jax.process_index()), False
-  batches = BatchJournal(path.with_name(f".{path.name}"))
+  hidden = output.parent / f".{output.name}"
+  batches = BatchJournal(journal.path(hidden, jax.process_index()))
   try:
     yield batches
   except BaseException:
-    keep = max(batches.count, batches.known) > 0
+    batches.close()
     raise
-  finally:
-    batches.close(keep)
+  batches.close()
+  for path in [batches.path, *journal.journals(hidden)]:  # those of all hosts, if they share a disk
+    path.unlink(missing_ok=True)
 
 
 class BatchJournal:
@@ -40,42 +42,66 @@ class BatchJournal:
   def __init__(self, path: pathlib.Path):
     self.path = path
     self._journal: journal.Journal | None = None
-    self.count = self.known = 0  # batches so far, and of an earlier process
+    self._next = 0  # number of the next batch
+    self._known = 0  # batches in the journals of all hosts
+    self._empty = self._recording = True
 
-  def open(self, facts: dict[str, Any]) -> None:
-    """Opens the journal of the run that `facts` describe; replaces that of another run.
+  def open(self, model: dict[str, Any], mesh: jax.sharding.Mesh) -> None:
+    """Opens the journal of a model on these devices; replaces that of another model.
+
+    All hosts call it.
+
+    Args:
+      model: its `identity`.
 
     Raises:
       ValueError: another process has it open.
     """
+    devices = {"mesh": dict(mesh.shape), "device": mesh.devices.flat[0].device_kind}
+    facts = model | devices | distributed.versions()
     self.path.parent.mkdir(parents=True, exist_ok=True)  # only the first host writes the output
     try:
       self._journal = journal.Journal(self.path, facts)
     except journal.OtherRun:
+      print("starting over: other weights, devices or packages than before", file=sys.stderr)
       self.path.unlink()
       self._journal = journal.Journal(self.path, facts)
+    done = len(self._journal.done)
+    self._empty = not done
     # Another host may have lost its disk, or be a batch behind.
-    self.known = int(multihost_utils.process_allgather(np.int32(len(self._journal.done))).min())
-    if self.known:
-      print(f"resuming after {self.known:,} batches", file=sys.stderr)
+    self._known = int(multihost_utils.process_allgather(np.int32(done)).min())
 
-  def next(self) -> np.ndarray | None:
-    """Returns the result of the next batch, or None if it is to be computed and added."""
-    if self.count >= self.known:
+  def next(self, key: str) -> np.ndarray | None:
+    """Returns the result of the next batch, or None if it is to be computed and added.
+
+    Args:
+      key: identifies the batch's contents, beside its number.
+    """
+    if self._next >= self._known:
       return None
-    (entry,) = self._journal.done.pop(self.count)
-    self.count += 1
+    (entry,) = self._journal.done.pop(self._next)
+    if distributed.somewhere(entry["key"] != key):
+      self._known = 0
+      return None
+    self._next += 1
+    if self._next == self._known:
+      print(f"resuming after {self._next:,} batches", file=sys.stderr)
     return np.frombuffer(base64.b64decode(entry["float32"]), "<f4").reshape(entry["shape"])
 
-  def add(self, result: np.ndarray) -> None:
-    """Records the result of the next batch, float32."""
+  def add(self, key: str, result: np.ndarray) -> None:
+    """Records the result of the next batch, float32; from the first NaN on, records nothing."""
+    self._recording &= not np.isnan(result).any()
+    if not self._recording:
+      return
     data = base64.b64encode(result.astype("<f4").tobytes()).decode()
-    self._journal.add(self.count, [{"shape": result.shape, "float32": data}])
-    del self._journal.done[self.count]  # it is in the file
-    self.count += 1
+    self._journal.add(self._next, [{"key": key, "shape": result.shape, "float32": data}])
+    del self._journal.done[self._next]  # it is in the file
+    self._next += 1
+    self._empty = False
 
-  def close(self, keep: bool) -> None:
+  def close(self) -> None:
+    """Deletes the journal if it has no batch."""
     if self._journal:
-      if not keep:
-        self.path.unlink()
+      if self._empty:
+        self.path.unlink(missing_ok=True)
       self._journal.close()

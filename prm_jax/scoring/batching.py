@@ -82,7 +82,7 @@ def _run(
   size = -(-needed // -(-needed // most))
   rounded = 2 ** (size - 1).bit_length() if size <= 8 else -(-size // 8) * 8
   batch_rows = min(rounded, most) * shards
-  batches = packing.eval_order(rows, batch_rows)
+  batches, key = packing.eval_order(rows, batch_rows), f"{rows.hash} {batch_rows}"
   computed: list[jax.Array] = []  # the last two at most
   results: list[np.ndarray] = []
   T, R = rows.row_length, rows.reads
@@ -96,11 +96,11 @@ def _run(
   def finish() -> None:
     results.append(np.asarray(computed.pop(0))[:, :R])
     if journal:
-      journal.add(results[-1])
+      journal.add(key, results[-1])
 
   with jax.set_mesh(mesh):
     for i, numbers in enumerate(batches):
-      if journal and (known := journal.next()) is not None:
+      if journal and (known := journal.next(key)) is not None:
         results.append(known)
         continue
       batch = sharding_lib.global_batch(

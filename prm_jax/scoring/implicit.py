@@ -133,14 +133,13 @@ class ImplicitScorer(Rater):
     reward = self.beta * np.bincount(tree.read_solutions, np.log(ratios[:, 0, 0]))
     return special.expit(np.stack([-reward, reward], axis=-1))[:, None]
 
-  @property
-  def weights(self) -> Any:
-    return self.policy.params, self.reference.params
-
   def facts(self) -> dict[str, Any]:
     """Returns the meaning of the probabilities, and the two models that they are from."""
     models = {"model": self.policy.facts(), "reference": self.reference.facts()}
     return dataclasses.asdict(self.contract) | models | {"beta": self.beta}
+
+  def identity(self) -> dict[str, Any]:
+    return {"model": self.policy.identity(), "reference": self.reference.identity()}
 
 
 @functools.partial(jax.jit, static_argnames="mesh")

@@ -83,6 +83,11 @@ class LanguageModel:
     hashes = scorer.file_hashes(pathlib.Path(self.source))
     return {"directory": self.source, "sha256": hashes, "dtype": self.config.dtype}
 
+  def identity(self) -> dict[str, Any]:
+    """Returns what decides the log-probabilities: weights and architecture."""
+    weights = {} if self.step is None else {"weights": checkpoint_lib.digest(self.params)}
+    return self.facts() | weights | {"config": dataclasses.asdict(self.config)}
+
   def read_log_probs(self, batch: Batch) -> jax.Array:
     """Returns `token_log_probs` of a batch; models of one structure share its program."""
     return token_log_probs(self.params, batch, step_lib.graph(self.config, self.vocab_size, 1))

@@ -1,9 +1,8 @@
 """The interface of reward models: solutions in, class probabilities of their steps out."""
 
 import abc
-import pathlib
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,10 +10,8 @@ import numpy as np
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline.token_tree import TokenTree
-from prm_jax.runtime import distributed
 from prm_jax.scoring import batching
 from prm_jax.scoring.batch_journal import BatchJournal
-from prm_jax.training import checkpoint
 from prm_jax.types import Batch, StepContract
 
 MAX_TOKENS = 16_384  # of a solution: bounds the cost of one line of a file
@@ -66,22 +63,13 @@ class Rater(abc.ABC):
   def forward(self, batch: Batch) -> jax.Array:
     """Returns class log-probabilities at a batch's read positions, `[B, R, K, C]`."""
 
-  @property
-  @abc.abstractmethod
-  def weights(self) -> Any:
-    """The arrays that decide the probabilities, as a tree."""
-
   @abc.abstractmethod
   def facts(self) -> dict[str, Any]:
     """Returns the meaning of the probabilities, and the model files that they are from."""
 
-  def run_facts(self, args: Any, files: Iterable[pathlib.Path]) -> dict[str, Any]:
-    """Returns what identifies a run, for `journal`: flags, inputs, weights, devices and packages.
-
-    `args` and `files` are as of `distributed.check_same_command`.
-    """
-    facts = distributed.command_facts(args, files) | {"mesh": dict(self.mesh.shape)}
-    return facts | {"weights": checkpoint.digest(self.weights)}
+  @abc.abstractmethod
+  def identity(self) -> dict[str, Any]:
+    """Returns what decides the probabilities of a batch: weights, architecture, readout."""
 
   def of_steps(self, tree: TokenTree, probabilities: np.ndarray) -> np.ndarray:
     """Returns the probabilities of a solution's steps, given those at its reads."""

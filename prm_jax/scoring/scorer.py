@@ -157,22 +157,28 @@ class Scorer(Rater):
   def forward(self, batch: Batch) -> jax.Array:
     return self.program(self.params, self.head, batch)
 
-  @property
-  def weights(self) -> Any:
-    return self.params, self.head
-
   def facts(self) -> dict[str, Any]:
     """Returns the meaning of the probabilities, and the sha256 of the model's files.
 
     The hub shows the same hashes.  Only for published and exported models; a checkpoint's metadata
     says the same of a trained model.
     """
-    hashes = file_hashes(self.directory)
-    facts = dataclasses.asdict(self.contract) | {"model": str(self.directory), "sha256": hashes}
+    facts = {"model": str(self.directory), "sha256": self.hashes}
+    facts = dataclasses.asdict(self.contract) | facts
     if self.head:
       facts |= {"readout": self.contract.recipe, "prompt": self.readout.prompt}
       facts["tokens"] = dict(self.readout.tokens)
     return facts | {"dtype": self.dtype}
+
+  def identity(self) -> dict[str, Any]:
+    if self.directory:
+      return self.facts() | {"config": dataclasses.asdict(self.config)}
+    weights = {"weights": checkpoint_lib.digest(self.params)}
+    return dataclasses.asdict(self.contract) | weights | {"config": dataclasses.asdict(self.config)}
+
+  @functools.cached_property
+  def hashes(self) -> dict[str, str]:
+    return file_hashes(self.directory)
 
   @functools.cached_property
   def graph(self) -> nnx.GraphDef:
