@@ -52,6 +52,7 @@ NO_UNITS = (
   ),
   math_verify.ExprExtractionConfig(),
 )
+INFINITE = sympy.oo, -sympy.oo, sympy.zoo, sympy.nan
 EXACT, ROUNDED = 1e-25, 2e-2  # largest relative difference between equal values
 
 warnings.filterwarnings("ignore")
@@ -181,7 +182,7 @@ def _values(x: Any) -> list[tuple[Any, bool]] | None:
     x = grader.take_last_relation(x).rhs
   parts = [x]
   if isinstance(x, Interval):
-    parts = [x.start, x.end]
+    parts = [end for end in (x.start, x.end) if end not in INFINITE]
   elif isinstance(x, FiniteSet | Tuple | latex2sympy.sets.FiniteSet):
     parts = [*x.args]
   elif isinstance(x, MatrixBase):
@@ -190,7 +191,7 @@ def _values(x: Any) -> list[tuple[Any, bool]] | None:
     return None
   out = []
   for part in parts:
-    if not isinstance(part, Basic) or part.free_symbols or part.has(sympy.oo, sympy.zoo, sympy.nan):
+    if not isinstance(part, Basic) or part.free_symbols or part.has(*INFINITE):
       return None
     try:
       value = sympy.N(part.doit(), 60)
