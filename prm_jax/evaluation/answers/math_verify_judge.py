@@ -20,6 +20,7 @@ from math_verify import grader
 from sympy import Basic, Eq, FiniteSet, Interval, MatrixBase, Set, Tuple
 
 from prm_jax.evaluation.answers.normal_form import fractions, normal_form, unfenced
+from prm_jax.evaluation.answers.plain_text import latex
 
 MAX_EXPONENT, MAX_FACTORIAL, MAX_DIGITS, MAX_DEPTH = 10_000, 5_000, 300, 30
 IN_BASE = re.compile(r"(\d+)_\{?(\d+)\}?")
@@ -66,7 +67,7 @@ def judge(a: str, b: str, precision: int = 6, strict: bool = True) -> str:
     precision: number of decimals that count where a number is given in decimals.
     strict: whether the names of variables count.
   """
-  if reason := too_large(unfenced(a)) or too_large(unfenced(b)):
+  if reason := too_large(latex(unfenced(a))) or too_large(latex(unfenced(b))):
     return f"undecided: {reason}"
   forms = normal_form(a), normal_form(b)
   if any(map(IN_BASE.fullmatch, forms)):
@@ -118,7 +119,7 @@ def too_large(text: str) -> str:
 @functools.lru_cache(2_000)
 def parsed(text: str) -> tuple[Any, ...]:
   """Returns what math-verify reads in a text: an expression and its source, or nothing."""
-  text = fractions(unfenced(text)).replace(r"\$", "")
+  text = fractions(latex(unfenced(text))).replace(r"\$", "")
   text = text.replace("$", "") if text.count("$") == 1 else text  # of money
   text = POWER.sub(lambda x: rf"\cdot 10^{{{POWERS[x[3].lower()]}}}{x[1]} {x[2] or ''}", text)
   if unit := UNIT.fullmatch(text):

@@ -8,6 +8,8 @@ import decimal
 import re
 from fractions import Fraction
 
+from prm_jax.evaluation.answers.plain_text import latex
+
 MAX_CHARACTERS = 2_000  # of an answer; a longer one is its own normal form
 MAX_DIGITS = 400  # of a plain number
 FENCES = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"), ("**", "**"))
@@ -16,19 +18,17 @@ COMMANDS = {
   r"\\[!,;:>]|\\q?quad(?![A-Za-z])|~|\\ ": " ",
   r"\\[dtc]frac(?![A-Za-z])": r"\\frac",
   r"\\(?:text(?:bf|rm|it|normal)?|mbox|math(?:rm|bf|it)|operatorname)\s*\{([^{}]*)\}": r" \1 ",
-  r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])|°": "",
-  r"\\(?:leq|leqslant)(?![A-Za-z])|≤|<=": r"\\le ",
-  r"\\(?:geq|geqslant)(?![A-Za-z])|≥|>=": r"\\ge ",
-  r"\\(?:neq)(?![A-Za-z])|≠|!=": r"\\ne ",
+  r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])": "",
+  r"\\(?:leq|leqslant)(?![A-Za-z])|<=": r"\\le ",
+  r"\\(?:geq|geqslant)(?![A-Za-z])|>=": r"\\ge ",
+  r"\\(?:neq)(?![A-Za-z])|!=": r"\\ne ",
   r"\\lt(?![A-Za-z])": "<",
   r"\\gt(?![A-Za-z])": ">",
-  r"\\(?:cdot|times)(?![A-Za-z])|[\u00d7·]": "*",
+  r"\\(?:cdot|times)(?![A-Za-z])": "*",
   r"\\lbrace(?![A-Za-z])": r"\\{",
   r"\\rbrace(?![A-Za-z])": r"\\}",
-  "[\u2212\u2013]": "-",
-  r"π": r"\\pi ",
-  r"∞": r"\\infty ",
-  r"√": r"\\sqrt",
+  r"\\\{\s*\\\}": r"\\emptyset ",
+  "\u2013": "-",
   r"\\frac\s*(\d)\s*(\d)": r"\\frac{\1}{\2}",
   r"\\frac\s*(\d)\s*\{": r"\\frac{\1}{",
   r"(\\frac\{[^{}]*\})\s*(\d)": r"\1{\2}",
@@ -55,6 +55,7 @@ def normal_form(answer: str) -> str:
   if len(answer) > MAX_CHARACTERS:
     return answer
   text = PERCENT.sub("", _without_dollars(answer))  # as MATH's and OpenAI's graders do
+  text = latex(text)
   # "10,\! 080", "10\,080": commas and narrow spaces separate thousands
   text = re.sub(r"(?<=\d)(?:,\s*\\!|\{,\}|\\[,!])\s*(?=\d{3}(?!\d))", "", text)
   for pattern, to in COMMANDS:
