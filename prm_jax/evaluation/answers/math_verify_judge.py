@@ -19,7 +19,7 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig
 from math_verify import grader
 from sympy import Basic, Eq, FiniteSet, Interval, MatrixBase, Set, Tuple
 
-from prm_jax.evaluation.answers.normal_form import fractions, normal_form, unfenced
+from prm_jax.evaluation.answers.normal_form import normal_form, numerals, unfenced
 from prm_jax.evaluation.answers.plain_text import latex
 
 MAX_EXPONENT, MAX_FACTORIAL, MAX_DIGITS, MAX_DEPTH = 10_000, 5_000, 300, 30
@@ -119,7 +119,7 @@ def too_large(text: str) -> str:
 @functools.lru_cache(2_000)
 def parsed(text: str) -> tuple[Any, ...]:
   """Returns what math-verify reads in a text: an expression and its source, or nothing."""
-  text = fractions(latex(unfenced(text))).replace(r"\$", "")
+  text = numerals(latex(unfenced(text))).replace(r"\$", "")
   text = text.replace("$", "") if text.count("$") == 1 else text  # of money
   text = POWER.sub(lambda x: rf"\cdot 10^{{{POWERS[x[3].lower()]}}}{x[1]} {x[2] or ''}", text)
   if unit := UNIT.fullmatch(text):

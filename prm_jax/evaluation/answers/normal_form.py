@@ -45,7 +45,9 @@ REPEATING = re.compile(
   r"(?<![\d.,])(\d{0,100})\.(?:(\d{0,100})\\(?:overline|bar|dot)\s*(?:\{(\d{1,100})\}|(\d))"
   r"(?!\d*\\dot)|\((\d{1,100})\)(?!\s*[\^(\w{*=]))"
 )
-THOUSANDS = re.compile(r"(?<!\d)\d{1,3}(?:\s+\d{3})+(?!\d)")  # 12 000
+# "10,\! 080", "10\,080": commas and narrow spaces separate thousands
+NARROW = re.compile(r"(?<=\d)(?:,\s*\\!|\{,\}|\\[,!])\s*(?=\d{3}(?!\d))")
+THOUSANDS = re.compile(r"(?<![\w.^])[1-9]\d{0,2}(?:\s+\d{3})+(?!\d)")  # 12 000
 BASE_DIGITS = re.compile(r"(?<!\d)\d+(?:\s+\d+)+(?=\s*_)")  # 1101 0010_2
 FRACTION = re.compile(r"([+-]?)(\d+)?\\frac\{([+-]?\d+)\}\{(\d+)\}")
 
@@ -55,9 +57,7 @@ def normal_form(answer: str) -> str:
   if len(answer) > MAX_CHARACTERS:
     return answer
   text = PERCENT.sub("", _without_dollars(answer))  # as MATH's and OpenAI's graders do
-  text = latex(text)
-  # "10,\! 080", "10\,080": commas and narrow spaces separate thousands
-  text = re.sub(r"(?<=\d)(?:,\s*\\!|\{,\}|\\[,!])\s*(?=\d{3}(?!\d))", "", text)
+  text = NARROW.sub("", latex(text))
   for pattern, to in COMMANDS:
     text = pattern.sub(to, text)
   if choice := re.fullmatch(r"\(?([A-Z])\)?", text.strip()):  # (C)
@@ -66,9 +66,7 @@ def normal_form(answer: str) -> str:
     text = GROUPED.sub(lambda m: m[1] + m[2].replace(",", ""), text)
   if re.fullmatch(r"[A-Za-z' -]*", text.strip()):  # words
     return " ".join(text.lower().split()).removeprefix("the ")
-  text = fractions(text)
-  for pattern in (THOUSANDS, BASE_DIGITS):
-    text = pattern.sub(lambda match: re.sub(r"\s+", "", match[0]), text)
+  text = BASE_DIGITS.sub(_joined, numerals(text))
   return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", re.sub(r"\s+", " ", text))  # 3 4 is not 34
 
 
@@ -83,9 +81,17 @@ def _without_dollars(answer: str) -> str:
   return unfenced(answer).replace(r"\$", "").replace("$", "")
 
 
-def fractions(text: str) -> str:
-  r"""Returns a text with its mixed numbers and repeating decimals in terms of `\frac`."""
-  return MIXED.sub(_mixed, REPEATING.sub(_repeating, text))
+def numerals(text: str) -> str:
+  r"""Returns a text without spaces between thousands.
+
+  Mixed numbers and repeating decimals become terms of `\frac`.
+  """
+  text = MIXED.sub(_mixed, REPEATING.sub(_repeating, NARROW.sub("", text)))
+  return THOUSANDS.sub(_joined, text)
+
+
+def _joined(match: re.Match) -> str:
+  return re.sub(r"\s+", "", match[0])
 
 
 def _repeating(match: re.Match) -> str:
