@@ -53,6 +53,8 @@ NO_UNITS = (
   ),
   math_verify.ExprExtractionConfig(),
 )
+# math-verify takes only an i that stands alone as imaginary, and does not read an upright e.
+CONSTANT = re.compile(r"(?<=\d)(i)(?![A-Za-z_])|(?<![A-Za-z_\\])(i)(?=\d)|\\mathrm\{([ei])\}")
 INFINITE = sympy.oo, -sympy.oo, sympy.zoo, sympy.nan
 EXACT, ROUNDED = 1e-25, 2e-2  # largest relative difference between equal values
 
@@ -124,6 +126,7 @@ def parsed(text: str) -> tuple[Any, ...]:
   text = POWER.sub(lambda x: rf"\cdot 10^{{{POWERS[x[3].lower()]}}}{x[1]} {x[2] or ''}", text)
   if unit := UNIT.fullmatch(text):
     text = rf"{unit[1]}\text{{ {unit[2]}}}"
+  text = CONSTANT.sub(r"{\1\2\3}", text)
   if not FENCED.search(text) and not SENTENCE.search(text):
     text = f"${text}$"
   readers = {"extraction_config": NO_UNITS} if LETTER_LAST.fullmatch(text) else {}
