@@ -45,13 +45,17 @@ POWER = re.compile(
 LETTER_LAST = re.compile(
   r"(?s)(?:.*=)?[^=]*(?:[\w})]\s*[+-]|(?<![A-Za-z\\])[A-Za-z](?![A-Za-z]))[^=]*[\d}\s][A-Za-z][\s$.]*"
 )
-NO_UNITS = (
-  math_verify.LatexExtractionConfig(
-    normalization_config=NormalizationConfig(
-      units=False, malformed_operators=True, nits=True, boxed="all"
-    )
-  ),
-  math_verify.ExprExtractionConfig(),
+NO_UNITS = math_verify.LatexExtractionConfig(
+  normalization_config=NormalizationConfig(
+    units=False, malformed_operators=True, nits=True, boxed="all"
+  )
+)
+UNITS, PLAIN = math_verify.LatexExtractionConfig(), math_verify.ExprExtractionConfig()
+# A number among words and signs that are no mathematics (5 €, ≈ 3.14).  In a formula that it cannot
+# read, math-verify would take any number for the value, such as the 5 of 5@x+2.
+LONE_NUMBER = re.compile(
+  r"[A-Za-z\s.:;,)=≈→⇒∴~€£¥$]*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?![\w.])"
+  r"(?:[^\w\\^+*/=<>{}|!&\u2200-\u22ff-]|(?<=[\sA-Za-z])[A-Za-z])*(?:\\\\\s*)?(?:\n[^\d\\^]*)?"
 )
 # math-verify takes only an i that stands alone as imaginary, and does not read an upright e.
 CONSTANT = re.compile(r"(?<=\d)(i)(?![A-Za-z_])|(?<![A-Za-z_\\])(i)(?=\d)|\\mathrm\{([ei])\}")
@@ -127,10 +131,13 @@ def parsed(text: str) -> tuple[Any, ...]:
   if unit := UNIT.fullmatch(text):
     text = rf"{unit[1]}\text{{ {unit[2]}}}"
   text = CONSTANT.sub(r"{\1\2\3}", text)
+  readers = [NO_UNITS if LETTER_LAST.fullmatch(text) else UNITS, PLAIN]
   if not FENCED.search(text) and not SENTENCE.search(text):
+    readers = readers if LONE_NUMBER.fullmatch(text) else readers[:1]
     text = f"${text}$"
-  readers = {"extraction_config": NO_UNITS} if LETTER_LAST.fullmatch(text) else {}
-  parts = math_verify.parse(text, parsing_timeout=None, **readers)
+  parts = math_verify.parse(text, readers, parsing_timeout=None)
+  if parts and isinstance(parts[0], str):  # the source alone: not read
+    return ()
   if parts and isinstance(parts[0], Eq) and isinstance(parts[0].rhs, Set):  # x in [1, 2]
     parts[0] = parts[0].rhs
   return tuple(parts)
