@@ -130,6 +130,75 @@ def test_normal_forms():
     ("(0,2 1/2)", r"(0,\frac52)", "equal"),
     ("word " * 1000 + r"\boxed{2}", "2", "equal"),
     (r"\text{east}", r"\text{west}", "different"),
+    ("3√2", r"\sqrt{18}", "equal"),
+    ("3√2", "3", "different"),
+    ("√12", r"2\sqrt{3}", "equal"),
+    ("√(x+1)", r"\sqrt{1+x}", "equal"),
+    ("√(x+1)", r"\sqrt{x}+1", "different"),
+    ("√((x+1)(x−1))/2", r"\frac{\sqrt{x^2-1}}{2}", "equal"),  # noqa: RUF001
+    ("2∛(x+1)", r"2\sqrt[3]{x+1}", "equal"),
+    ("[0, √(2))", r"[0,\sqrt{2})", "equal"),
+    ("2·3^5", "486", "equal"),
+    ("2·3^5", "2", "different"),
+    ("10^-3", "0.001", "equal"),
+    ("10^-3", "10", "different"),
+    ("10^−12", "10^{-12}", "equal"),  # noqa: RUF001
+    ("x^-(n+1)", r"\frac{1}{x^{n+1}}", "equal"),
+    ("5 × 10⁻⁴", "0.0005", "equal"),  # noqa: RUF001
+    ("√12 ÷ 2", r"\sqrt{3}", "equal"),
+    ("x²+1", "1+x^2", "equal"),
+    ("3x²", "3", "different"),
+    ("5 cm²", "5", "equal"),
+    ("5m²", "5m^{2}", "equal"),
+    ("2½", r"\frac52", "equal"),
+    ("101₂", "101", "different"),
+    ("x ≤ 2√3", r"(-\infty,2\sqrt{3}]", "equal"),
+    ("x ≥ 3", "x > 3", "different"),
+    ("2π/4", r"\frac{\pi}{2}", "equal"),
+    ("pi/2", r"\frac{\pi}{2}", "equal"),
+    ("2·30°", "60", "equal"),
+    ("−√3", r"-\sqrt{3}", "equal"),  # noqa: RUF001
+    ("(−∞, 3)", r"(-\infty,3)", "equal"),  # noqa: RUF001
+    ("(−∞, 3]", "3", "different"),  # noqa: RUF001
+    ("(-∞,0)∪(0,+∞)", r"(-\infty,0)\cup(0,\infty)", "equal"),  # noqa: RUF001
+    (r"(-\infty, 3]", r"(-\infty,3]", "equal"),
+    (r"(-\infty, 3]", r"(-\infty,\frac{6}{2}]", "equal"),
+    (r"x \in (-\infty, 3]", r"(-\infty,3]", "equal"),
+    (r"(-\infty, 3]", r"(-\infty,3)", "different"),
+    (r"(-\infty, 3]", r"(-\infty,4]", "different"),
+    (r"(-\infty,\frac{1}{2004!}]", r"(-\infty,\frac{1}{2006!}]", "different"),
+    (r"\log_2 8", "3", "equal"),
+    (r"\log_{2}{8}", "3", "equal"),
+    (r"\log_2 128", "7", "equal"),
+    (r"\log_10 100", "2", "equal"),
+    ("log₂ 8 + 1", "4", "equal"),
+    (r"\log_2 8", "4", "different"),
+    (r"\varnothing", r"\emptyset", "equal"),
+    (r"\varnothing", r"\{\}", "equal"),
+    ("∅", r"\{ \}", "equal"),
+    (r"\{\varnothing\}", r"\emptyset", "different"),
+    (r"\varnothing", "0", "different"),
+    (r"2\sqrt{3}i", r"2i\sqrt{3}", "equal"),
+    (r"1-2\sqrt{3}i", r"1-2i\sqrt{3}", "equal"),
+    (r"2\sqrt{3}i", r"-2i\sqrt{3}", "different"),
+    ("i3", "3i", "equal"),
+    (r"1-\mathrm{e}", r"-\mathrm{e}+1", "equal"),
+    ("1 234", "1,234", "equal"),
+    ("1\u2009234\u2009567", "1234567", "equal"),
+    ("1 234", "1+234", "different"),
+    ("1 234 + x", "x + 1234", "equal"),
+    (r"1\,234 + x", "x + 1234", "equal"),
+    ("x = 1 234 cm", "1234", "equal"),
+    ("0 123", "123", "different"),
+    ("1, 234", "1234", "different"),
+    ("x_2 100", "x_{2100}", "different"),
+    (r"2^{3", "2", "undecided: not parsed"),
+    (r"\{x \mid x \le 3\}", "3", "undecided: not parsed"),
+    ("5 & 6", "6", "undecided: not parsed"),
+    ("@@@", "5", "undecided: not parsed"),
+    ("5€", "5", "equal"),
+    ("x = 5 ✓", "5", "equal"),
+    ("9⁹⁹⁹⁹⁹", "1", "undecided: a large exponent"),
     ("9^{9^{9^{9}}}", "1", "undecided: a tower of powers"),
     ("100000000!", "1", "undecided: a large factorial"),
     ("x" * 10**6, "1", "undecided: too long"),
@@ -287,6 +356,7 @@ def test_a_cache_that_cannot_be_used_is_a_warning(tmp_path, capsys):
 
 
 LATEX = ["\\frac", "{", "}", "\\sqrt", "^", "_", "1", "23", "x", ".", ",", "$", "\\boxed", "(", "]"]
+LATEX += ["√", "√(", ")", "²", "₂", "×", "π", "^-", "log_2 "]  # noqa: RUF001
 LATEX += ["\\text{", "\\left(", "=", "/", "-", "%", " ", "\n", "\\", "\x00", "\ud800", "!"]
 
 

@@ -19,7 +19,8 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig
 from math_verify import grader
 from sympy import Basic, Eq, FiniteSet, Interval, MatrixBase, Set, Tuple
 
-from prm_jax.evaluation.answers.normal_form import fractions, normal_form, unfenced
+from prm_jax.evaluation.answers.normal_form import normal_form, numerals, unfenced
+from prm_jax.evaluation.answers.plain_text import latex
 
 MAX_EXPONENT, MAX_FACTORIAL, MAX_DIGITS, MAX_DEPTH = 10_000, 5_000, 300, 30
 IN_BASE = re.compile(r"(\d+)_\{?(\d+)\}?")
@@ -44,14 +45,21 @@ POWER = re.compile(
 LETTER_LAST = re.compile(
   r"(?s)(?:.*=)?[^=]*(?:[\w})]\s*[+-]|(?<![A-Za-z\\])[A-Za-z](?![A-Za-z]))[^=]*[\d}\s][A-Za-z][\s$.]*"
 )
-NO_UNITS = (
-  math_verify.LatexExtractionConfig(
-    normalization_config=NormalizationConfig(
-      units=False, malformed_operators=True, nits=True, boxed="all"
-    )
-  ),
-  math_verify.ExprExtractionConfig(),
+NO_UNITS = math_verify.LatexExtractionConfig(
+  normalization_config=NormalizationConfig(
+    units=False, malformed_operators=True, nits=True, boxed="all"
+  )
 )
+UNITS, PLAIN = math_verify.LatexExtractionConfig(), math_verify.ExprExtractionConfig()
+# A number among words and signs that are no mathematics (5 €, ≈ 3.14).  In a formula that it cannot
+# read, math-verify would take any number for the value, such as the 5 of 5@x+2.
+LONE_NUMBER = re.compile(
+  r"[A-Za-z\s.:;,)=≈→⇒∴~€£¥$]*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?![\w.])"
+  r"(?:[^\w\\^+*/=<>{}|!&\u2200-\u22ff-]|(?<=[\sA-Za-z])[A-Za-z])*(?:\\\\\s*)?(?:\n[^\d\\^]*)?"
+)
+# math-verify takes only an i that stands alone as imaginary, and does not read an upright e.
+CONSTANT = re.compile(r"(?<=\d)(i)(?![A-Za-z_])|(?<![A-Za-z_\\])(i)(?=\d)|\\mathrm\{([ei])\}")
+INFINITE = sympy.oo, -sympy.oo, sympy.zoo, sympy.nan
 EXACT, ROUNDED = 1e-25, 2e-2  # largest relative difference between equal values
 
 warnings.filterwarnings("ignore")
@@ -65,7 +73,7 @@ def judge(a: str, b: str, precision: int = 6, strict: bool = True) -> str:
     precision: number of decimals that count where a number is given in decimals.
     strict: whether the names of variables count.
   """
-  if reason := too_large(unfenced(a)) or too_large(unfenced(b)):
+  if reason := too_large(latex(unfenced(a))) or too_large(latex(unfenced(b))):
     return f"undecided: {reason}"
   forms = normal_form(a), normal_form(b)
   if any(map(IN_BASE.fullmatch, forms)):
@@ -117,15 +125,19 @@ def too_large(text: str) -> str:
 @functools.lru_cache(2_000)
 def parsed(text: str) -> tuple[Any, ...]:
   """Returns what math-verify reads in a text: an expression and its source, or nothing."""
-  text = fractions(unfenced(text)).replace(r"\$", "")
+  text = numerals(latex(unfenced(text))).replace(r"\$", "")
   text = text.replace("$", "") if text.count("$") == 1 else text  # of money
   text = POWER.sub(lambda x: rf"\cdot 10^{{{POWERS[x[3].lower()]}}}{x[1]} {x[2] or ''}", text)
   if unit := UNIT.fullmatch(text):
     text = rf"{unit[1]}\text{{ {unit[2]}}}"
+  text = CONSTANT.sub(r"{\1\2\3}", text)
+  readers = [NO_UNITS if LETTER_LAST.fullmatch(text) else UNITS, PLAIN]
   if not FENCED.search(text) and not SENTENCE.search(text):
+    readers = readers if LONE_NUMBER.fullmatch(text) else readers[:1]
     text = f"${text}$"
-  readers = {"extraction_config": NO_UNITS} if LETTER_LAST.fullmatch(text) else {}
-  parts = math_verify.parse(text, parsing_timeout=None, **readers)
+  parts = math_verify.parse(text, readers, parsing_timeout=None)
+  if parts and isinstance(parts[0], str):  # the source alone: not read
+    return ()
   if parts and isinstance(parts[0], Eq) and isinstance(parts[0].rhs, Set):  # x in [1, 2]
     parts[0] = parts[0].rhs
   return tuple(parts)
@@ -181,7 +193,7 @@ def _values(x: Any) -> list[tuple[Any, bool]] | None:
     x = grader.take_last_relation(x).rhs
   parts = [x]
   if isinstance(x, Interval):
-    parts = [x.start, x.end]
+    parts = [end for end in (x.start, x.end) if end not in INFINITE]
   elif isinstance(x, FiniteSet | Tuple | latex2sympy.sets.FiniteSet):
     parts = [*x.args]
   elif isinstance(x, MatrixBase):
@@ -190,7 +202,7 @@ def _values(x: Any) -> list[tuple[Any, bool]] | None:
     return None
   out = []
   for part in parts:
-    if not isinstance(part, Basic) or part.free_symbols or part.has(sympy.oo, sympy.zoo, sympy.nan):
+    if not isinstance(part, Basic) or part.free_symbols or part.has(*INFINITE):
       return None
     try:
       value = sympy.N(part.doit(), 60)

@@ -8,6 +8,8 @@ import decimal
 import re
 from fractions import Fraction
 
+from prm_jax.evaluation.answers.plain_text import latex
+
 MAX_CHARACTERS = 2_000  # of an answer; a longer one is its own normal form
 MAX_DIGITS = 400  # of a plain number
 FENCES = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"), ("**", "**"))
@@ -16,19 +18,17 @@ COMMANDS = {
   r"\\[!,;:>]|\\q?quad(?![A-Za-z])|~|\\ ": " ",
   r"\\[dtc]frac(?![A-Za-z])": r"\\frac",
   r"\\(?:text(?:bf|rm|it|normal)?|mbox|math(?:rm|bf|it)|operatorname)\s*\{([^{}]*)\}": r" \1 ",
-  r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])|°": "",
-  r"\\(?:leq|leqslant)(?![A-Za-z])|≤|<=": r"\\le ",
-  r"\\(?:geq|geqslant)(?![A-Za-z])|≥|>=": r"\\ge ",
-  r"\\(?:neq)(?![A-Za-z])|≠|!=": r"\\ne ",
+  r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])": "",
+  r"\\(?:leq|leqslant)(?![A-Za-z])|<=": r"\\le ",
+  r"\\(?:geq|geqslant)(?![A-Za-z])|>=": r"\\ge ",
+  r"\\(?:neq)(?![A-Za-z])|!=": r"\\ne ",
   r"\\lt(?![A-Za-z])": "<",
   r"\\gt(?![A-Za-z])": ">",
-  r"\\(?:cdot|times)(?![A-Za-z])|[\u00d7·]": "*",
+  r"\\(?:cdot|times)(?![A-Za-z])": "*",
   r"\\lbrace(?![A-Za-z])": r"\\{",
   r"\\rbrace(?![A-Za-z])": r"\\}",
-  "[\u2212\u2013]": "-",
-  r"π": r"\\pi ",
-  r"∞": r"\\infty ",
-  r"√": r"\\sqrt",
+  r"\\\{\s*\\\}": r"\\emptyset ",
+  "\u2013": "-",
   r"\\frac\s*(\d)\s*(\d)": r"\\frac{\1}{\2}",
   r"\\frac\s*(\d)\s*\{": r"\\frac{\1}{",
   r"(\\frac\{[^{}]*\})\s*(\d)": r"\1{\2}",
@@ -45,7 +45,9 @@ REPEATING = re.compile(
   r"(?<![\d.,])(\d{0,100})\.(?:(\d{0,100})\\(?:overline|bar|dot)\s*(?:\{(\d{1,100})\}|(\d))"
   r"(?!\d*\\dot)|\((\d{1,100})\)(?!\s*[\^(\w{*=]))"
 )
-THOUSANDS = re.compile(r"(?<!\d)\d{1,3}(?:\s+\d{3})+(?!\d)")  # 12 000
+# "10,\! 080", "10\,080": commas and narrow spaces separate thousands
+NARROW = re.compile(r"(?<=\d)(?:,\s*\\!|\{,\}|\\[,!])\s*(?=\d{3}(?!\d))")
+THOUSANDS = re.compile(r"(?<![\w.^])[1-9]\d{0,2}(?:\s+\d{3})+(?!\d)")  # 12 000
 BASE_DIGITS = re.compile(r"(?<!\d)\d+(?:\s+\d+)+(?=\s*_)")  # 1101 0010_2
 FRACTION = re.compile(r"([+-]?)(\d+)?\\frac\{([+-]?\d+)\}\{(\d+)\}")
 
@@ -55,8 +57,7 @@ def normal_form(answer: str) -> str:
   if len(answer) > MAX_CHARACTERS:
     return answer
   text = PERCENT.sub("", _without_dollars(answer))  # as MATH's and OpenAI's graders do
-  # "10,\! 080", "10\,080": commas and narrow spaces separate thousands
-  text = re.sub(r"(?<=\d)(?:,\s*\\!|\{,\}|\\[,!])\s*(?=\d{3}(?!\d))", "", text)
+  text = NARROW.sub("", latex(text))
   for pattern, to in COMMANDS:
     text = pattern.sub(to, text)
   if choice := re.fullmatch(r"\(?([A-Z])\)?", text.strip()):  # (C)
@@ -65,9 +66,7 @@ def normal_form(answer: str) -> str:
     text = GROUPED.sub(lambda m: m[1] + m[2].replace(",", ""), text)
   if re.fullmatch(r"[A-Za-z' -]*", text.strip()):  # words
     return " ".join(text.lower().split()).removeprefix("the ")
-  text = fractions(text)
-  for pattern in (THOUSANDS, BASE_DIGITS):
-    text = pattern.sub(lambda match: re.sub(r"\s+", "", match[0]), text)
+  text = BASE_DIGITS.sub(_joined, numerals(text))
   return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", re.sub(r"\s+", " ", text))  # 3 4 is not 34
 
 
@@ -82,9 +81,17 @@ def _without_dollars(answer: str) -> str:
   return unfenced(answer).replace(r"\$", "").replace("$", "")
 
 
-def fractions(text: str) -> str:
-  r"""Returns a text with its mixed numbers and repeating decimals in terms of `\frac`."""
-  return MIXED.sub(_mixed, REPEATING.sub(_repeating, text))
+def numerals(text: str) -> str:
+  r"""Returns a text without spaces between thousands.
+
+  Mixed numbers and repeating decimals become terms of `\frac`.
+  """
+  text = MIXED.sub(_mixed, REPEATING.sub(_repeating, NARROW.sub("", text)))
+  return THOUSANDS.sub(_joined, text)
+
+
+def _joined(match: re.Match) -> str:
+  return re.sub(r"\s+", "", match[0])
 
 
 def _repeating(match: re.Match) -> str:
