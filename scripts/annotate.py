@@ -22,8 +22,8 @@ lines of a problem stand together in the output.
 --method=judge: a generative verifier names the first wrong step, --votes times, and the plurality
 wins.  Lines also get `rating_probs` and `prm_score`, which evaluate.py and rerank.py read.
 
-Rollouts and a judge resume after a kill if the command is run again; a finished --output is an
-error.  Several hosts share the work if they share the disk of --output.
+All methods resume after a kill if the command is run again.  Of rollouts and a judge, a finished
+--output is an error, and several hosts share the work if they share the disk of --output.
 """
 
 from prm_jax.runtime import exits
@@ -109,15 +109,18 @@ def check(args: Args) -> None:
 def by_model(args: Args) -> list[str]:
   """Writes a reward model's labels, and returns a table."""
   from prm_jax.runtime import progress
+  from prm_jax.scoring import batch_journal
   from prm_jax.scoring.scorer import Scorer
   from prm_jax.supervision import synthetic
 
-  with storage.written(args.output) as out:
+  with batch_journal.beside(args.output) as journal, storage.written(args.output) as out:
     with progress.waiting(f"loading {args.name}"):
       if args.model:
         scorer = Scorer.load_model(args.model, args.readout)
       else:
         scorer = Scorer.load(args.checkpoint)
+    journal.open(scorer.identity(), scorer.mesh)
+    scorer = dataclasses.replace(scorer, journal=journal)
     given = (args.input, scorer, args.name, args.threshold, counts := collections.Counter())
     for line in synthetic.annotated(*given, outcome_by_labeller=args.outcome == "labeller"):
       out.write(json.dumps(line, ensure_ascii=False) + "\n")

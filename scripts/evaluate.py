@@ -173,7 +173,7 @@ def judged(args: Args, output, journal) -> list[str]:
   lines = [described(how), f"threshold {threshold:.4g}: {origin}"]
   lines += step_benchmarks.MODULES[args.benchmark].table(result)
   lines += diagnostics.table(result["diagnostics"])
-  if "tokens_per_second" in speed:
+  if "tokens_per_second" in speed and not journal.resumed:  # else it would count known batches
     lines.append(
       f"{speed['solutions']:,} solutions, {speed['tokens']:,} tokens in {speed['seconds']:,.0f} s: "
       f"{speed['tokens_per_second']:,.0f} tokens/s"

@@ -35,18 +35,22 @@ def taken(forwards, script, *flags, stop=0):
   return forwards.count - bool(stop)
 
 
-@pytest.mark.parametrize(
-  ("script", "flags"),
-  [
-    ("score.py", ["--input={data}/candidates.jsonl", "--merge=False"]),
-    ("evaluate.py", ["--data_dir={data}", "--split=train"]),
-  ],
-)
+@pytest.fixture
+def source(arithmetic_data, tmp_path):
+  """A file of candidates of problems that share no prefix, which need several batches."""
+  lines = read_lines(arithmetic_data / "candidates.jsonl")
+  lines = [line | {"problem": f"{i}: {line['problem']}"} for i, line in enumerate(lines)]
+  return write_lines(tmp_path / "in.jsonl", lines)
+
+
+@pytest.mark.parametrize("script", ["score.py", "annotate.py", "evaluate.py"])
 def test_a_stopped_run_continues_from_its_batches(
-  prm_run, arithmetic_data, tmp_path, forwards, script, flags
+  prm_run, arithmetic_data, source, tmp_path, forwards, script
 ):
   """The next run computes only the batches that are missing, and writes what a whole run does."""
-  flags = [f"--checkpoint={prm_run}", *(flag.format(data=arithmetic_data) for flag in flags)]
+  flags = [f"--checkpoint={prm_run}", f"--input={source}"]
+  if script == "evaluate.py":
+    flags[1:] = [f"--data_dir={arithmetic_data}", "--split=train"]
   every = taken(forwards, script, *flags, f"--output={tmp_path}/whole/o")
   assert every > 4
   stopped = (script, *flags, f"--output={tmp_path}/stopped/o")
@@ -62,60 +66,59 @@ def test_a_stopped_run_continues_from_its_batches(
 
 
 @pytest.fixture
-def stopped(prm_run, arithmetic_data, tmp_path, forwards):
-  """The flags of a run of score.py, its number of batches, and its input.
+def stopped(prm_run, source, tmp_path, forwards):
+  """The flags of a run of score.py that was stopped, and its number of batches.
 
-  It was stopped when one of its batches was in the journal.
+  One of them is in the journal.
   """
-  source = write_lines(tmp_path / "in.jsonl", read_lines(arithmetic_data / "candidates.jsonl"))
-  flags = ["score.py", f"--checkpoint={prm_run}", f"--input={source}", "--merge=False"]
+  flags = ["score.py", f"--checkpoint={prm_run}", f"--input={source}"]
   every = taken(forwards, *flags, f"--output={tmp_path}/whole")
   flags.append(f"--output={tmp_path}/o")
   assert taken(forwards, *flags, stop=3) == 2
-  return flags, every, source
+  return flags, every
 
 
-def changed_input(monkeypatch, flags, source):
+def changed_input(monkeypatch, source):
   write_lines(source, read_lines(source)[::-1])
 
 
-def longer_batches(monkeypatch, flags, source):
+def longer_batches(monkeypatch, source):
   monkeypatch.setattr(batching, "BATCH_TOKENS", 256)
 
 
-def other_weights(monkeypatch, flags, source):
+def other_weights(monkeypatch, source):
   identity = Scorer.identity
   monkeypatch.setattr(Scorer, "identity", lambda self: identity(self) | {"weights": "other"})
 
 
-def torn_journal(monkeypatch, flags, source):
+def torn_journal(monkeypatch, source):
   journal = source.parent / ".o.journal"
   journal.write_bytes(journal.read_bytes()[:-9])
 
 
 @pytest.mark.parametrize("change", [changed_input, longer_batches, other_weights, torn_journal])
 def test_batches_of_other_contents_or_weights_are_not_used(
-  stopped, tmp_path, forwards, monkeypatch, change
+  stopped, source, tmp_path, forwards, monkeypatch, change
 ):
   """Everything is computed again if the first batch is another one, or was not written whole."""
-  flags, _, source = stopped
-  change(monkeypatch, flags, source)
+  flags, _ = stopped
+  change(monkeypatch, source)
   fresh = taken(forwards, *flags[:-1], f"--output={tmp_path}/fresh")
   assert taken(forwards, *flags) == fresh
   assert (tmp_path / "o").read_bytes() == (tmp_path / "fresh").read_bytes()
   assert not (tmp_path / ".o.journal").exists()
 
 
-def test_batches_before_a_change_are_used(stopped, tmp_path, forwards):
+def test_batches_before_a_change_are_used(stopped, source, forwards):
   """Settings that change no batch, such as a line's other fields, do not compute it again."""
-  flags, every, source = stopped
+  flags, every = stopped
   write_lines(source, [line | {"note": "new"} for line in read_lines(source)])
   assert taken(forwards, *flags) == every - 1
 
 
-def test_an_undefined_result_is_not_recorded(stopped, tmp_path, forwards, monkeypatch):
+def test_an_undefined_result_is_not_recorded(stopped, forwards, monkeypatch):
   """A run whose model gave NaN computes the batch again."""
-  flags, every, _ = stopped
+  flags, every = stopped
   counted = Scorer.forward
   with monkeypatch.context() as patch:
     patch.setattr(Scorer, "forward", lambda self, batch: counted(self, batch) * jnp.nan)

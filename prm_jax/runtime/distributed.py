@@ -37,7 +37,8 @@ WAITING = (
 )
 ENDING = (
   "The job's other hosts end too.  If one of them ended before this one, its log says why.  "
-  "Started again on all hosts, training goes on from the newest checkpoint."
+  "Started again on all hosts, training continues from the newest checkpoint, other work from its "
+  "journals."
 )
 
 

@@ -45,6 +45,7 @@ class BatchJournal:
     self._next = 0  # number of the next batch
     self._known = 0  # batches in the journals of all hosts
     self._empty = self._recording = True
+    self.resumed = False  # whether results were taken from the journal
 
   def open(self, model: dict[str, Any], mesh: jax.sharding.Mesh) -> None:
     """Opens the journal of a model on these devices; replaces that of another model.
@@ -83,7 +84,7 @@ class BatchJournal:
     if distributed.somewhere(entry["key"] != key):
       self._known = 0
       return None
-    self._next += 1
+    self._next, self.resumed = self._next + 1, True
     if self._next == self._known:
       print(f"resuming after {self._next:,} batches", file=sys.stderr)
     return np.frombuffer(base64.b64decode(entry["float32"]), "<f4").reshape(entry["shape"])
