@@ -70,13 +70,13 @@ setuptools.setup(
     "docs": [*TRAIN, "sphinx>=9.0", "myst-parser>=5.0", "furo>=2025.12"],  # scripts/docs.sh only
     # what public models are compared with, and trainers of the examples, in tests only
     "reference": [*TRAIN, "torch>=2.6", "transformers>=4.57", "trl>=1.16"],
-    "serve": [*TRAIN, "aiohttp>=3.11"],  # scripts/serve.py only
+    "serve": [*TRAIN, "aiohttp>=3.14.4"],  # scripts/serve.py only
     "tensorboard": ["tensorboardX>=2.6"],
     "wandb": ["wandb>=0.31"],
     "tpu": [*TRAIN, "jax[tpu]>=0.10.2", "gcsfs>=2026.2"],
     "test": [
       *TRAIN,
-      "aiohttp>=3.11",
+      "aiohttp>=3.14.4",
       "pytest>=8",
       "setuptools>=77",  # builds the wheel that is tested
       "pytest-xdist>=3.6",

@@ -176,8 +176,8 @@ class Model(Checked):
   remat: Changeable[Literal["none", "dots", "dots_no_batch", "full"]] = "none"
   # With remat="full", outputs that are kept all the same: of PROJECTIONS and of "attention".
   saved: Changeable[tuple[Literal[Projection, "attention"], ...]] = ()
-  # The dtype in which gradients of the layers' matrices and of the embedding are reduced across
-  # devices.  "activations": model.dtype; bfloat16 halves the traffic and keeps three digits.
+  # The dtype in which gradients of the layers' matrices are reduced across devices.
+  # "activations": model.dtype; bfloat16 halves the traffic and keeps three digits.
   gradient_dtype: Literal["float32", "activations"] = "float32"
   unroll_layers: Changeable[bool] = False  # faster steps on CPU, slower compilation
   # "dense" holds the scores of all pairs of tokens: fastest for rows of a few hundred tokens.

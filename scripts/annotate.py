@@ -32,6 +32,7 @@ exits.on_signals()  # before the slow imports
 
 import collections
 import dataclasses
+import hashlib
 import json
 import pathlib
 from typing import Any, Literal
@@ -149,7 +150,11 @@ def by_rollouts(args: Args) -> list[str]:
     annotator = rollouts.Annotator(
       engine, make, sampling, limits, separator, grader, s, args.seed, about, at_once, form
     )
-    facts = run_facts(args, engine, about | {"prompt": make(problems[0].text, 0).text})
+    # A verdict that ran out of time in another run may have balanced other solutions.
+    chosen = [(problem.text, [each.steps for each in problem.solutions]) for problem in problems]
+    digest = hashlib.sha256(repr(chosen).encode()).hexdigest()
+    more = {"prompt": make(problems[0].text, 0).text, "solutions": digest}
+    facts = run_facts(args, engine, about | more)
     work = lambda opened, left: annotator.run(problems, left, opened)
     lines = journal.run(args.output, len(problems), facts, work)
   return rollouts.table(lines) if lines else []

@@ -91,12 +91,19 @@ def other_weights(monkeypatch, source):
   monkeypatch.setattr(Scorer, "identity", lambda self: identity(self) | {"weights": "other"})
 
 
+def another_kind_of_model(monkeypatch, source):
+  monkeypatch.setattr(Scorer, "identity", lambda self: {"sha256": "of a public model"})
+
+
 def torn_journal(monkeypatch, source):
   journal = source.parent / ".o.journal"
   journal.write_bytes(journal.read_bytes()[:-9])
 
 
-@pytest.mark.parametrize("change", [changed_input, longer_batches, other_weights, torn_journal])
+CHANGES = changed_input, longer_batches, other_weights, another_kind_of_model, torn_journal
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_batches_of_other_contents_or_weights_are_not_used(
   stopped, source, tmp_path, forwards, monkeypatch, change
 ):

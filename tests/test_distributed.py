@@ -1,6 +1,7 @@
 """Several hosts, as processes on the CPU: they compute the numbers of one, and none hangs."""
 
 import math
+import os
 import pathlib
 import re
 import signal
@@ -158,6 +159,20 @@ def host(index: int, address: str, connect: int = 60):
   code = HOST.format(index=index, address=address, connect=connect)
   command = [sys.executable, "-c", code]
   return subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("error", [KeyError("k"), ValueError("v")])
+def test_a_bug_keeps_its_traceback_on_several_hosts(error, monkeypatch, capsys):
+  """An error that is none of the input or the machine shows where it was raised."""
+  monkeypatch.setattr(distributed, "_join", lambda hosts: None)
+  monkeypatch.setattr(distributed, "_left_together", lambda: True)
+  monkeypatch.setattr(distributed.jax, "process_count", lambda: 2)
+  monkeypatch.setattr(os, "_exit", sys.exit)
+  with pytest.raises(SystemExit), distributed.job(config_lib.Hosts()):
+    raise error
+  said = capsys.readouterr().err
+  assert f"{type(error).__name__}: {error}" in said
+  assert ("Traceback" in said) == isinstance(error, KeyError)
 
 
 def test_a_hosts_own_error_asks_for_no_restart():

@@ -325,6 +325,22 @@ def test_as_many_right_as_wrong_solutions_are_labelled(tmp_path, grader):
     rollouts.read(path, "lines", grader, balanced=3)
 
 
+def test_a_resumed_run_refuses_other_balanced_solutions(annotations, tmp_path, monkeypatch):
+  """A problem that has gone, as a verdict changed, does not shift the others in the journal."""
+  flags, _ = annotations(PROBLEMS_A_KILL)
+  command = ("annotate.py", *flags, f"--output={tmp_path}/out")
+
+  def stopped(*_):
+    raise OSError("stopped")
+
+  monkeypatch.setattr(rollouts.Annotator, "run", stopped)
+  assert "stopped" in call_script(*command, code=1).stderr
+  read = rollouts.read
+  monkeypatch.setattr(rollouts, "read", lambda *given: read(*given)[1:])
+  assert "is of another run (" in (said := call_script(*command, code=1).stderr)
+  assert "solutions: " in said
+
+
 @pytest.mark.parametrize("labels", ["hard", "soft", "counts", "tolerant"])
 def test_every_kind_of_labels_can_be_prepared(labels, tmp_path):
   """prepare_data.py keeps each label of an annotated line, with its weight."""

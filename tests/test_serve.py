@@ -452,6 +452,20 @@ def test_a_slow_body_times_out(scorer):
     wait(lambda: not any(served.held.values()))
 
 
+@pytest.mark.parametrize("sent", [b"", b"POST /score HT"])
+def test_a_silent_connection_is_closed(scorer, monkeypatch, sent):
+  """A client that sends no whole request does not keep its connection."""
+  monkeypatch.setattr(service, "IDLE", 0.2)
+  with (
+    in_thread(scorer) as (served, _),
+    socket.create_connection(served.address, timeout=60) as silent,
+  ):
+    silent.sendall(sent)
+    with contextlib.suppress(ConnectionResetError):
+      while silent.recv(2**16):  # an answer to half a request
+        pass
+
+
 def test_a_client_that_reads_no_answer_times_out(scorer):
   """The answer to a client that does not read is dropped after the limit of seconds."""
   body = encoded(*[("p", ["s"] * 60)] * 256)

@@ -323,6 +323,13 @@ def test_an_unknown_topology_is_refused_and_leaves_no_file(tokenizer, tmp_path):
   assert not path.exists()
 
 
+def test_two_classes_are_those_of_the_class_weights():
+  """A config with two class weights, for data with two labels, is compiled for two classes."""
+  c = config_lib.Experiment(loss=config_lib.Loss(class_weights=(5.0, 1.0)))
+  batch = compilation.abstract_batch(c, sharding_lib.make_mesh(config_lib.Mesh()))
+  assert batch.read_targets.shape[-1] == compilation.classes(c) == 2
+
+
 def test_reports_without_a_program_or_its_text(tokenizer):
   """Without HLO text a report has no estimate, and collectives are unknown instead of none."""
   data = config_lib.Data(tokenizer=tokenizer)

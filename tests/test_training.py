@@ -14,6 +14,7 @@ import tiny
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import arithmetic, prepare
+from prm_jax.input_pipeline import packing
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.training import checkpoint, loop
@@ -156,6 +157,21 @@ def test_epochs_set_the_number_of_updates(experiment):
   """train.epochs sets the number of updates from the number of rows, in place of train.steps."""
   rows = loop.read_rows(tiny.change(experiment, "train", epochs=2.5, batch_rows=4, steps=7))
   assert rows.metadata.config.train.steps == round(2.5 * len(rows.train) / 4) != 7
+
+
+def test_an_evaluation_holds_no_more_rows_than_a_pass_of_an_update(
+  experiment, tmp_path, monkeypatch
+):
+  """With microbatches an evaluation reads fewer rows at once, and finds the same."""
+  sizes, results, order = [], [], packing.eval_order
+  ordered = lambda rows, size, limit: sizes.append(size) or order(rows, size, limit)
+  monkeypatch.setattr(packing, "eval_order", ordered)
+  for passes in (1, 4):
+    given = tiny.change(experiment, "train", steps=1, eval_every=1, microbatches=passes)
+    loop.run(tiny.change(given, "train", batch_rows=8), tmp_path / str(passes))
+    results += [x["nll"] for x in tiny.records(tmp_path / str(passes)) if "nll" in x]
+  assert sizes == [8, 2]
+  assert results[0] == pytest.approx(results[1], rel=1e-4)
 
 
 def test_resuming_with_other_settings_or_data_is_refused(experiment, whole, tmp_path):

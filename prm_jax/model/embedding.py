@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from prm_jax import config as config_lib
-from prm_jax.model.products import gradient_dtype
 from prm_jax.model.sharding import ROWS, constrain, divides
 
 COLUMNS = ("tensor", "fsdp")  # mesh axes of the table's columns
@@ -23,7 +22,7 @@ def residual_stream(table: jax.Array, tokens: jax.Array, c: config_lib.Model) ->
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def embed(table: jax.Array, tokens: jax.Array, c: config_lib.Model) -> jax.Array:
-  """Looks up embeddings, `[B, T, D]` in `c.dtype`; their gradient is summed in `gradient_dtype(c)`.
+  """Looks up embeddings, `[B, T, D]` in `c.dtype`; their gradient is summed in float32.
 
   Each device looks up its own columns, for all rows of its part of "data", and never holds more of
   the table or of its gradient than its shard.  Where the mesh does not divide the columns, the
@@ -48,10 +47,11 @@ def _embed_forward(table, tokens, c):
 
 def _embed_backward(c, saved, dx):
   table, tokens = saved
-  split, dtype = _split_columns(table), gradient_dtype(c)
+  split = _split_columns(table)
   dx = split(split(dx, ROWS, None, "tensor"), "data", None, COLUMNS)
-  out = split(jnp.zeros(table.shape, dtype), None, COLUMNS)
-  out = out.at[split(tokens, "data", None)].add(dx.astype(dtype), mode="clip")
+  # A sum in bfloat16 would lose most of a token's thousands of occurrences.
+  out = split(jnp.zeros(table.shape, jnp.float32), None, COLUMNS)
+  out = out.at[split(tokens, "data", None)].add(dx.astype(jnp.float32), mode="clip")
   return split(out, None, COLUMNS).astype(table.dtype), None
 
 

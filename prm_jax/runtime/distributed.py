@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, Self
 
@@ -64,6 +65,8 @@ def job(c: config_lib.Hosts, saves: bool = False) -> Iterator[None]:
   except Exception as error:
     if jax.process_count() == 1:
       raise
+    if not isinstance(error, exits.EXPECTED):
+      traceback.print_exc()
     _say(of_this(f"{type(error).__name__}: {error}\n{ENDING}"))
     sys.stdout.flush()
     os._exit(1 if _left_together() else exits.AGAIN)

@@ -26,6 +26,7 @@ AGAIN = os.EX_TEMPFAIL
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # 130, 143, as in shells
 RESUME = "; run the same command again to resume"
 LONGEST = 3000  # characters of an error message
+EXPECTED = ValueError, OSError, RuntimeError, MemoryError  # of input or machine; others are bugs
 
 COMMAND = ""  # `prm-jax NAME`, if that started the script
 UNFINISHED: set[pathlib.Path] = set()  # files and directories without their final names
@@ -135,7 +136,7 @@ def run(main: Callable[[], None]) -> None:
   except Preempted as stop:
     print(f"{script()}: {stop}{RESUME}", file=sys.stderr)
     sys.exit(AGAIN)
-  except (ValueError, OSError, RuntimeError, MemoryError) as error:
+  except EXPECTED as error:
     text = str(error) or type(error).__name__
     raise SystemExit(f"{script()}: {text[:LONGEST]}") from error
 

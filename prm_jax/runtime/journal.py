@@ -72,25 +72,26 @@ def _read(path: pathlib.Path, facts: dict[str, Any]) -> tuple[dict[int, Lines], 
   Raises as `Journal` if it belongs to another run.
   """
   facts, done, whole = json.loads(json.dumps(facts)), {}, 0
-  for line in path.read_bytes().splitlines(keepends=True):
-    if not line.endswith(b"\n"):
-      break  # torn by a kill
-    # An entry nests keys of the input two levels deeper than the input does.
-    entry = json_lines.parse(line, f"{path}", json_lines.MAX_DEPTH + 2)
-    if not whole and entry != facts:
-      changed = [
-        f"{key}: {json_lines.show(entry.get(key))}, now {json_lines.show(facts.get(key))}"
-        for key in facts | entry
-        if entry.get(key) != facts.get(key)
-      ]
-      kind = OtherRun if entry.keys() == facts.keys() else ValueError
-      raise kind(
-        f"{path} is of another run ({'; '.join(changed)}); finish that one with its own settings, "
-        "or delete the file"
-      )
-    if whole:
-      done[entry["item"]] = entry["lines"]
-    whole += len(line)
+  with path.open("rb") as file:
+    for line in file:
+      if not line.endswith(b"\n"):
+        break  # torn by a kill
+      # An entry nests keys of the input two levels deeper than the input does.
+      entry = json_lines.parse(line, f"{path}", json_lines.MAX_DEPTH + 2)
+      if not whole and entry != facts:
+        changed = [
+          f"{key}: {json_lines.show(entry.get(key))}, now {json_lines.show(facts.get(key))}"
+          for key in facts | entry
+          if entry.get(key) != facts.get(key)
+        ]
+        kind = OtherRun if entry.keys() == facts.keys() else ValueError
+        raise kind(
+          f"{path} is of another run ({'; '.join(changed)}); finish that one with its own "
+          "settings, or delete the file"
+        )
+      if whole:
+        done[entry["item"]] = entry["lines"]
+      whole += len(line)
   return done, whole
 
 

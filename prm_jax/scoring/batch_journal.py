@@ -59,7 +59,8 @@ class BatchJournal:
       ValueError: another process has it open.
     """
     devices = {"mesh": dict(mesh.shape), "device": mesh.devices.flat[0].device_kind}
-    facts = model | devices | distributed.versions()
+    # One fact, so that a model of another kind is another run of the same facts.
+    facts = {"batches of": model | devices | distributed.versions()}
     self.path.parent.mkdir(parents=True, exist_ok=True)  # only the first host writes the output
     try:
       self._journal = journal.Journal(self.path, facts)

@@ -136,7 +136,8 @@ class Service:
     self._stopping = True
     await site.stop()
     for deadline in self._deadlines:
-      deadline.reschedule(min(deadline.when(), self._loop.time() + LINGER))
+      if not deadline.expired():
+        deadline.reschedule(min(deadline.when(), self._loop.time() + LINGER))
     while self._under_way and not reading.done():
       await asyncio.sleep(0.01)
     await runner.cleanup()

@@ -119,7 +119,7 @@ def compiled_report(job: Job) -> dict[str, Any]:
   with progress.waiting(f"describing {job.topology}"):
     devices = job.devices()
   mesh = sharding_lib.make_mesh(c.mesh, devices)
-  programs = step_lib.make(c, vocab_size, len(CLASSES[c.loss.objective]), mesh)
+  programs = step_lib.make(c, vocab_size, classes(c), mesh)
   step, state = programs.train_step, programs.abstract
   if job.step == "score":
     step, state = programs.read, state.params
@@ -192,7 +192,7 @@ def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:
     length = c.data.row_length // (TOKENS_PER_READ if name.startswith("read_") else 1)
     size, dtype = (c.train.batch_rows, length), np.int32
     if name == "read_targets":
-      size, dtype = (*size, len(CLASSES[c.loss.objective])), np.float32
+      size, dtype = (*size, classes(c)), np.float32
     return jax.ShapeDtypeStruct(size, dtype, sharding=sharding_lib.batch_sharding(mesh))
 
   return Batch(**{field.name: shape(field.name) for field in dataclasses.fields(Batch)})
@@ -287,6 +287,11 @@ def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
       "the section model of the config, with vocab_size"
     )
   return c, c.model.vocab_size
+
+
+def classes(c: config_lib.Experiment) -> int:
+  """Returns the number of classes, which training takes from the data's manifest."""
+  return len(c.loss.class_weights) or len(CLASSES[c.loss.objective])
 
 
 def has_checkpoint(c: config_lib.Experiment) -> bool:

@@ -39,7 +39,7 @@ def why_stop(evaluations: Evaluations, c: config_lib.Train) -> str:
     return ""
   return (
     f"{c.best_metric} has not improved in {since} evaluation(s), since step {best} "
-    f"(train.stop_patience={c.stop_patience}); --step=best names the best checkpoint"
+    f"(train.stop_patience={c.stop_patience}); --step=best names the best saved checkpoint"
   )
 
 

@@ -218,6 +218,8 @@ class Run:
       lines.append(f"resuming at step {self.start}")
     if c.train.profile_at > c.train.steps:
       lines.append(f"warning: no trace: the run ends before update {c.train.profile_at}")
+    if 0 < c.train.profile_at <= self.start:
+      lines.append(f"warning: no trace: update {c.train.profile_at} was made before")
     if c.optim.warmup_steps >= c.train.steps:
       few = f"{c.train.steps} steps of optim.warmup_steps={c.optim.warmup_steps}"
       lines.append(f"warning: the learning rate rises to the end of the run: {few}")
@@ -247,12 +249,13 @@ class Run:
     Every host computes the probabilities of its rows, and receives those of all rows.
     """
     c, rows, objective = self.config.train, self.rows.evaluation, self.config.loss.objective
+    size = c.batch_rows // c.microbatches  # as many as fit in training
     read = lambda batch: self.call("evaluation", self.programs.read, self.state.params, batch)
     with self.goodput.spent_on("evaluation"):
-      orders = packing.eval_order(rows, c.batch_rows, c.eval_rows)
+      orders = packing.eval_order(rows, size, c.eval_rows)
       about = {"desc": "evaluating", "unit": "batches", "leave": False}
       batches = (
-        sharding_lib.global_batch(lambda i, order=order: rows[order[i]], c.batch_rows, self.mesh)
+        sharding_lib.global_batch(lambda i, order=order: rows[order[i]], size, self.mesh)
         for order in progress.Progress(orders, disable=not distributed.is_first(), **about)
       )
       if objective == "language_model":

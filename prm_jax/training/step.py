@@ -265,8 +265,9 @@ def _check_rows(c: config_lib.Experiment, mesh: Mesh) -> None:
     remedies[0] += f" and --config.train.steps={steps} (as many rows in all)"
   if passes > 1 and rows % chips == 0:
     remedies.append("--config.train.microbatches=1")
-  for tensor in (2**i for i in range(1, chips.bit_length())):
-    if chips % tensor == 0 and rows % (unit // tensor) == 0:
+  fsdp = mesh.shape["fsdp"] if c.mesh.fsdp == -1 else 1  # devices that another axis can have
+  for tensor in (2**i for i in range(1, fsdp.bit_length())):
+    if fsdp % tensor == 0 and rows % (unit // tensor) == 0:
       remedies.append(f"--config.mesh.tensor={mesh.shape['tensor'] * tensor} (heads over chips)")
       break
   raise ValueError(
