@@ -211,14 +211,12 @@ def test_doctor_lists_the_missing_packages_of_each_extra(monkeypatch):
   assert [*doctor.missing([Requirement("jax[cuda12]")])] == ["jax-cuda12-plugin"]
 
 
-def test_doctor_tells_whether_the_processor_multiplies_bfloat16(monkeypatch, tmp_path):
-  """The report advises bfloat16 where the processor has instructions for it, and only there."""
-  monkeypatch.setattr(doctor, "CPU_FLAGS", tmp_path / "cpuinfo")
-  assert "not known on this system" in doctor.report()
-  doctor.CPU_FLAGS.write_text("flags : fpu avx512f\n")
-  assert "no instructions found" in doctor.report()
-  doctor.CPU_FLAGS.write_text("flags : fpu avx512f avx512_bf16\n")
-  assert "--config.model.dtype=bfloat16" in doctor.report()
+def test_doctor_measures_which_dtype_is_faster(monkeypatch):
+  """The report advises bfloat16 where products are clearly faster in it, and only there."""
+  assert doctor.gflops("float32") > 0
+  for rate, advice in ((150, "float32 trains faster"), (300, "try --config.model.dtype=bfloat16")):
+    monkeypatch.setattr(doctor, "gflops", {"float32": 150, "bfloat16": rate}.get)
+    assert f"150 GFLOP/s in float32, {rate} in bfloat16: {advice}" in doctor.report()
 
 
 def test_bash_completes_commands_and_flags(tmp_path):

@@ -14,7 +14,7 @@ reductions=(product soft_min) # the paper's; the best on problems that are not r
 parts=(1 2 4)  # train on all (1 is required), half and a quarter of the problems
 undivided=(qwen2.5-coder-0.5b) # these train on all problems only: a smaller part costs 3 hours
 recipe=configs/mathematics/reward_model.py
-updates=(--config.train.epochs=2 --config.model.dtype=bfloat16) # fast with AVX512-BF16: doctor
+updates=(--config.train.epochs=2 --config.model.dtype=bfloat16) # faster on some CPUs: prm-jax doctor
 lora_bases=(qwen2.5-coder-0.5b) # LoRA trains these; the others train all weights
 cpu_devices=2  # of scoring: attention keeps one core busy for each
 settings=(     # --settings compares these
