@@ -41,6 +41,8 @@ done
 scale_file=configs/mathematics/$scale.sh
 [ -f "$scale_file" ] || fail "--scale=$scale: there is no $scale_file"
 [ -n "$source" ] || fail "give --source=DIR, a folder with PRM800K's files"
+[ -z "$benchmark" ] || [ -f "$benchmark/gsm8k.jsonl" ] ||
+  fail "--benchmark=$benchmark: there is no $benchmark/gsm8k.jsonl"
 source "$scale_file"
 for ((i = 0; i < ${#given[@]}; i += 2)); do printf -v "${given[i]}" %s "${given[i + 1]}"; done
 [ ${#given_bases[@]} = 0 ] || bases=("${given_bases[@]}")

@@ -1,9 +1,9 @@
 # One host of four v5p chips (v5p:2x2x1): Qwen2.5-Math-7B-Instruct writes, Qwen2.5-Math-7B becomes
 # reward models.
 #
-#   hf download Qwen/Qwen2.5-Math-7B-Instruct --local-dir=models/Qwen2.5-Math-7B-Instruct
-#   hf download Qwen/Qwen2.5-Math-7B --local-dir=models/Qwen2.5-Math-7B
 #   (source scripts/environment.sh; environment .venv '[tpu]')
+#   .venv/bin/hf download Qwen/Qwen2.5-Math-7B-Instruct --local-dir=models/Qwen2.5-Math-7B-Instruct
+#   .venv/bin/hf download Qwen/Qwen2.5-Math-7B --local-dir=models/Qwen2.5-Math-7B
 #   python=.venv/bin/python bash scripts/mathematics.sh --source=PRM800K --scale=qwen2.5_math_7b
 #
 # Cost: about 13 chip-hours by the compiler's estimates, stage by stage in docs/mathematics.md.
