@@ -175,7 +175,7 @@ def as_labelled(record):
 
 def alternatives(record):  # mean number of completions of a step
   steps = record.solution.label.steps
-  return sum(len(each.completions or ()) for each in steps) / len(steps)
+  return sum(len(each.completions or ()) for each in steps) / max(len(steps), 1)
 
 
 with_choice = max(records[:500], key=alternatives)
@@ -253,7 +253,7 @@ if not SOURCE:
 places = collections.defaultdict(collections.Counter)  # ratings of own steps, by place
 for record in many:
   for i, each in enumerate(record.solution.label.steps):
-    own = each.completions[each.chosen_completion or 0] if each.completions else None
+    own = each.chosen or (each.completions[0] if each.completions else None)
     if own and own.rating is not None:
       places[i][own.rating] += 1
 

@@ -39,7 +39,7 @@ TAKEN_BY = {
   "phases": ("prm800k",),
   "recipe": ("prm800k", "arithmetic"),
   "recipe_options": ("prm800k", "arithmetic"),
-  "on_bad_record": ("prm800k",),
+  "on_bad_record": ("prm800k", "stepwise"),
   "beam": ("prm800k",),
   "arithmetic": ("arithmetic",),
   "stepwise": ("stepwise",),
@@ -99,7 +99,8 @@ def prepared(args: Args) -> dict:
   if args.dataset == "stepwise":
     if not args.source:
       raise ValueError("--dataset=stepwise takes --source=FILE, URL, or a folder with train.jsonl")
-    return prepare.prepare_stepwise(args.output, args.stepwise, overwrite=args.overwrite, **files)
+    more = {"overwrite": args.overwrite, "on_bad_record": args.on_bad_record}
+    return prepare.prepare_stepwise(args.output, args.stepwise, **more, **files)
   if args.dataset in prepare.BENCHMARKS:
     return prepare.prepare_benchmark(args.output, args.dataset, overwrite=args.overwrite, **files)
   reading = {"config": args.phases, "on_bad_record": args.on_bad_record, "beam": args.beam}

@@ -6,12 +6,14 @@ import hashlib
 import http.server
 import json
 
+import msgspec
 import pytest
 import tiny
 from conftest import call_script
 
 from prm_jax import config as config_lib
-from prm_jax.datasets import labelled, prepare
+from prm_jax.datasets import arithmetic, labelled, prepare
+from prm_jax.datasets.prm800k import recipes
 from prm_jax.datasets.stepwise import records
 from prm_jax.input_pipeline import step_dataset, token_tree
 from prm_jax.runtime import json_lines
@@ -77,6 +79,35 @@ def test_three_forms_give_the_same_solution(tmp_path):
   for form in forms:
     trees, manifest = prepared(tmp_path, form)
     assert trees == [expected] and manifest["classes"] == ("-1", "1")
+
+
+@pytest.mark.parametrize(
+  ("labels", "kind"), [([1, 0], "binary"), ([1, 0, -1], "ratings"), ([1, -1], "ratings")]
+)
+def test_zero_of_a_trl_row_is_wrong_unless_the_file_has_minus_one(tmp_path, labels, kind):
+  """TRL's rows may hold PRM800K's ratings; without -1 their 0 is a wrong step."""
+  row = {"prompt": "p", "completions": ["s"] * len(labels), "labels": labels}
+  trees, manifest = prepared(tmp_path, row)
+  assert manifest["labels"] == kind
+  assert trees[0].labels == (tuple(labels) if kind == "ratings" else (1, -1))
+
+
+def test_bad_lines_can_be_skipped(tmp_path):
+  """Lines that hold no labelled solution are counted and quoted; the others are kept.
+
+  Math-Shepherd has some: a tag inside the problem, or no "Step 1:".
+  """
+  untagged = {"input": "Two plus two? ки Step 1: 4 ки", "label": "Two plus two? + Step 1: 4 +"}
+  lower = {key: SHEPHERD[key].replace("Step 1", "step 1") for key in ("input", "label")}
+  source = write(tmp_path / "train.jsonl", SHEPHERD, untagged, lower, {"input": "?", "label": "?"})
+  options = (tmp_path / "out", prepare.Stepwise(test_share=0.0))
+  with pytest.raises(json_lines.BadLine, match=r"train.jsonl:2: .*expected a problem"):
+    prepare.prepare_stepwise(*options, source=source)
+  manifest = prepare.prepare_stepwise(*options, source=source, on_bad_record="skip")
+  assert manifest["splits"]["train"]["rows"] == {"read": 4, "kept": 2}
+  assert manifest["splits"]["train"]["dropped"] == {"bad_record": 2}
+  assert manifest["bad_records"]["count"] == 2
+  assert "train.jsonl:4: " in manifest["bad_records"]["examples"][1]
 
 
 @pytest.mark.parametrize(
@@ -307,6 +338,32 @@ def test_a_dataset_may_be_added_to_another_and_cut_to_a_share(tmp_path):
   assert [load(share=share)["examples"] for share in (0.25, 0.5, 0.001)] == [12, 24, 1]
   counts = [load(also=str(directories[1]), share=share)["examples"] for share in (0.25, 0.5)]
   assert 0 < counts[0] < counts[1] < both["examples"]
+
+
+@pytest.mark.parametrize("eval_split", ["test", "train"])
+def test_the_test_split_stays_out_of_an_added_dataset(tmp_path, eval_split):
+  """Held-out problems do not train as part of another dataset, whatever is evaluated."""
+  rows = [native([True, False], problem=f"p{i}") for i in range(20)]
+  source = write(tmp_path / "rows.jsonl", *rows)
+  prepare.prepare_stepwise(tmp_path / "first", prepare.Stepwise(test_share=0.2), source=source)
+  prepare.prepare_stepwise(tmp_path / "second", prepare.Stepwise(test_share=0), source=source)
+  meaning = labelled.read_manifest(tmp_path / "first").meaning
+  contract = token_tree.step_contract(tiny.TOKENIZER, "\n", "process", **meaning)
+  data = config_lib.Data(str(tmp_path / "first"), also=str(tmp_path / "second"), row_length=64)
+  data = dataclasses.replace(data, eval_split=eval_split)
+  assert step_dataset.load(data, "train", tiny.TOKENIZER, contract)[1]["examples"] == 2 * 16
+
+
+def test_datasets_with_another_meaning_of_neutral_are_not_joined(tmp_path, arithmetic_data):
+  """A dataset whose neutral steps count as wrong is not added to one where they count as right."""
+  generator = arithmetic.Generator(train_problems=5, test_problems=2, candidates=1)
+  strict = msgspec.structs.replace(recipes.RECIPES["paper"], name="strict", neutral="negative")
+  prepare.prepare_arithmetic(tmp_path / "strict", generator, recipe=strict)
+  meaning = labelled.read_manifest(arithmetic_data).meaning
+  contract = token_tree.step_contract(tiny.TOKENIZER, "\n", "process", **meaning)
+  data = config_lib.Data(str(arithmetic_data), also=str(tmp_path / "strict"), row_length=64)
+  with pytest.raises(ValueError, match=r"neutral counts as positive in .* and as negative in "):
+    step_dataset.load(data, "train", tiny.TOKENIZER, contract)
 
 
 @pytest.mark.usefixtures("one_device")

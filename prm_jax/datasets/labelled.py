@@ -29,6 +29,7 @@ class Manifest(msgspec.Struct):
   recipe: recipes.Recipe | None = None  # for records in PRM800K's format
   labels: str = ""  # for stepwise: the kind of its labels
   classes: tuple[str, ...] = CLASSES["process"]  # classes of a head trained on the steps
+  splits: dict[str, Any] = {}
 
   def __post_init__(self):
     if (self.recipe is None) != (self.dataset == "stepwise"):
@@ -60,7 +61,8 @@ def read_manifest(directory: str | pathlib.Path) -> Manifest:
   try:
     return json_lines.decode(json_lines.contents(path), Manifest, str(path))
   except json_lines.BadLine as error:
-    raise ValueError(f"{error}; write the dataset again with scripts/prepare_data.py") from None
+    remedy = "give an output of prepare_data.py --dataset=prm800k, stepwise or arithmetic"
+    raise ValueError(f"{error}; {remedy}") from None
 
 
 def step_trees(

@@ -92,8 +92,7 @@ def prepare_prm800k(
     bad = builder.skipped
     manifest["source"] = download.describe(builder)
     manifest["test_problems_from"] = str(test_file) if test_file else None
-    examples = bad["train"][:10] + bad["test"][:10]
-    manifest["bad_records"] = {"count": sum(map(len, bad.values())), "examples": examples}
+    manifest["bad_records"] = _bad_records(bad)
     skipped = {split: len(messages) for split, messages in bad.items()}
     manifest |= summarize(builder, recipe, {p.problem for p in problems}, skipped)
   return manifest
@@ -121,6 +120,7 @@ def prepare_stepwise(
   options: Stepwise,
   *,
   source: str | pathlib.Path,
+  on_bad_record: str = "fail",
   overwrite: bool = False,
   download_dir: str | pathlib.Path = download.DOWNLOADS,
 ) -> dict[str, Any]:
@@ -132,7 +132,9 @@ def prepare_stepwise(
   """
   with new_dataset(output, overwrite, source, download_dir) as (temporary, manifest):
     files = download.local(source, download_dir)
-    builder = stepwise.Builder(source=files, options=options, data_dir=temporary)
+    builder = stepwise.Builder(
+      source=files, options=options, on_bad_record=on_bad_record, data_dir=temporary
+    )
     manifest |= _build(builder)
     source_files = {
       split: {"path": str(path), "sha256": storage.sha256_of(path)}
@@ -142,6 +144,7 @@ def prepare_stepwise(
       source_files["train"]["url"] = str(source)
     manifest |= {"source": source_files, "labels": builder.kind, "classes": builder.classes}
     manifest["splits"] = builder.counts
+    manifest["bad_records"] = _bad_records({k: v.values() for k, v in builder.skipped.items()})
     manifest["test_problems"] = sorted(builder.test_problems)
   return manifest
 
@@ -169,6 +172,12 @@ def prepare_benchmark(
     manifest["source"] = download.describe(builder)
     manifest["splits"] = {split: {"rows": {"read": n, "kept": n}} for split, n in sizes.items()}
   return manifest
+
+
+def _bad_records(skipped: Mapping[str, Collection[str]]) -> dict[str, Any]:
+  """Returns the manifest's entry of the bad records, whose messages are given for each split."""
+  examples = [text for messages in skipped.values() for text in [*messages][:10]]
+  return {"count": sum(map(len, skipped.values())), "examples": examples}
 
 
 def summarize(

@@ -106,16 +106,25 @@ def load(
   """Returns the packed rows of a split, and counts of conversion and packing for the manifest.
 
   Training rows include the solutions of `data.also`, except those of problems that the first
-  dataset holds out or that are evaluated on.  They are limited to `data.share` of the problems,
-  rounded.  A smaller share is a subset of a larger one.
+  dataset holds out.  They are limited to `data.share` of the problems, rounded.  A smaller share is
+  a subset of a larger one.
+
+  Raises:
+    ValueError: no solution is left, or neutral means right in one dataset and wrong in the other.
   """
   solutions, counts = labelled.step_trees(data.directory, split, contract.objective)
   if split == "train" and not evaluation:
     if data.also:
       added, counts["also"] = labelled.step_trees(data.also, split, contract.objective)
-      tested = set(map(problem_key, labelled.read_manifest(data.directory).test_problems))
-      if data.eval_split != "train":
-        trees, _ = labelled.step_trees(data.directory, data.eval_split, contract.objective)
+      first, second = map(labelled.read_manifest, (data.directory, data.also))
+      neutral = [manifest.meaning["neutral"] for manifest in (first, second)]
+      if "none" not in neutral and neutral[0] != neutral[1]:
+        raise ValueError(
+          f"neutral counts as {neutral[0]} in {data.directory} and as {neutral[1]} in {data.also}"
+        )
+      tested = set(map(problem_key, first.test_problems))
+      for held_out in first.splits.keys() - {"train"}:
+        trees, _ = labelled.step_trees(data.directory, held_out, contract.objective)
         tested |= {problem_key(tree.problem) for tree in trees}
       solutions += [tree for tree in added if problem_key(tree.problem) not in tested]
     # Not by the plain hash, as `stepwise` may have chosen its test split by that.

@@ -83,7 +83,8 @@ def read_directory(directory: str | pathlib.Path) -> dict[str, Tensor]:
       raise ValueError(
         f"{directory}: the weights are pickled ({pickles[0].name}).  Opening a pickle runs the "
         "code in it, so none is ever opened here.  If you trust it, convert it once with "
-        "transformers: AutoModel.from_pretrained(DIR).save_pretrained(NEW)"
+        "transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW), for a "
+        "classifier AutoModelForTokenClassification; then copy the tokenizer's files"
       )
     raise FileNotFoundError(f"{directory}: no model's directory: neither {SINGLE} nor {INDEX}")
   weight_map = json_lines.document(index).get("weight_map")

@@ -25,7 +25,7 @@ from prm_jax.types import StepTree
 Kind = Literal["binary", "ratings", "soft", "counts"]
 KINDS = frozenset(get_args(Kind))
 TAG = "ки"  # Math-Shepherd puts it after each step
-FIRST_STEP = "Step 1:"  # Math-Shepherd's text after the problem
+FIRST_STEP = re.compile("(?=Step 1:)", re.IGNORECASE)  # Math-Shepherd's text after the problem
 Value = bool | int | float | str | list[int] | None
 Steps = Annotated[list[json_lines.Text], msgspec.Meta(min_length=1)]
 MAX_ROLLOUTS = 2**24  # float32 holds every count up to this exactly
@@ -107,18 +107,17 @@ def _untagged(text: str, tagged: str, where: str) -> tuple[str, list[str], list[
       f'{where}: "label" is not "input" with + or - in place of each {TAG}: they differ at '
       f"{json_lines.show(tagged[max(end - 20, 0) : end + 20])}"
     )
-  if rest.strip() or not steps or FIRST_STEP not in steps[0]:
+  if rest.strip() or not steps or not FIRST_STEP.search(steps[0]):
     raise json_lines.BadLine(
-      f'{where}: "input" is {json_lines.show(text)}: expected a problem, {FIRST_STEP!r}, and {TAG} '
+      f'{where}: "input" is {json_lines.show(text)}: expected a problem, "Step 1:", and {TAG} '
       "after each step"
     )
-  problem, _, first = steps[0].partition(FIRST_STEP)
-  steps[0] = FIRST_STEP + first
+  problem, steps[0] = FIRST_STEP.split(steps[0], maxsplit=1)
   return problem.strip(), [step.strip() for step in steps], labels
 
 
-def kinds(value: Value, zero_is_wrong: bool) -> frozenset[Kind]:
-  """Returns the kinds of labels that can have this value; `zero_is_wrong` is from `parse`."""
+def kinds(value: Value) -> frozenset[Kind]:
+  """Returns the kinds of labels that can have this value."""
   if value is None:
     return KINDS
   if isinstance(value, bool):
@@ -128,7 +127,7 @@ def kinds(value: Value, zero_is_wrong: bool) -> frozenset[Kind]:
   if value == -1:
     return frozenset({"ratings"})
   if value in (0, 1):
-    return frozenset({"binary", "soft"} | (set() if zero_is_wrong else {"ratings"}))
+    return frozenset({"binary", "soft", "ratings"})
   return frozenset({"soft"} if 0 < value < 1 else ())
 
 
@@ -172,14 +171,15 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
       on.
   """
   left, where = KINDS if given == "auto" else frozenset({given}), ""
-  has_labels = has_outcomes = False
+  has_labels = has_outcomes = told = False
   for solution, zero_is_wrong, where in solutions:
     if solution.said in left:
       left = frozenset({solution.said})
+    told |= zero_is_wrong and given == "auto"
     has_labels |= any(value is not None for value in solution.labels)
     has_outcomes |= solution.is_correct is not None
     for i, value in enumerate(solution.labels):
-      possible = kinds(value, zero_is_wrong and given == "auto")
+      possible = kinds(value)
       if not left & possible:
         so_far = f"labels are {' or '.join(sorted(left))}" + (" so far" if given == "auto" else "")
         raise json_lines.BadLine(
@@ -191,6 +191,8 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
     raise ValueError(f"{where}: no labelled step to train on to here")
   if not has_labels and given == "auto":
     return "binary"  # outcomes alone
+  if told and len(left) > 1:
+    left -= {"ratings"}
   if "ratings" in left and len(left) > 1:
     raise ValueError(
       f"{where}: all labels to here are 0 and 1, and 0 may be wrong or neutral: say which with "

@@ -35,12 +35,21 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
   VERSION = tfds.core.Version("1.0.0")
 
-  def __init__(self, *, source: str | pathlib.Path, options: Stepwise, **kwargs):
-    """Takes the arguments of TFDS's builders and two more.
+  def __init__(
+    self,
+    *,
+    source: str | pathlib.Path,
+    options: Stepwise,
+    on_bad_record: str = "fail",
+    **kwargs,
+  ):
+    """Takes the arguments of TFDS's builders and three more.
 
     Args:
       source: a folder with train.jsonl and perhaps test.jsonl (or .jsonl.gz), or one file.
       options: the kind of the labels, and the share of the problems to hold out.
+      on_bad_record: "fail" raises BadLine at the first line without a labelled solution; "skip"
+        lists it in `skipped`.
 
     Raises:
       ValueError: there is a test.jsonl, and a share is given.
@@ -48,7 +57,9 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     self.paths = _files(pathlib.Path(source).expanduser())
     if "test" in self.paths and options.test_share not in (0, Stepwise.test_share):
       raise ValueError(f"stepwise.test_share has no effect: {self.paths['test']} is the test split")
-    self._options = options
+    self._options, self._skip = options, on_bad_record == "skip"
+    # The message of each bad line, by the split of its file and by FILE:LINE.
+    self.skipped: dict[str, dict[str, str]] = {split: {} for split in self.paths}
     self.kind: records.Kind | None = None  # kind of the labels; None before the build
     self.counts: dict[str, dict[str, Counter]] = {}  # each split's part of manifest.json
     self.test_problems: set[str] = set()  # problems of the test file that train has too
@@ -70,9 +81,8 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     known = set()  # keys of problems with a label or is_correct
 
     def first_pass():
-      for split, path in self.paths.items():
-        for where, record in json_lines.records(path):
-          solution, zero_is_wrong = records.parse(record, where)
+      for split in self.paths:
+        for solution, zero_is_wrong, where in self._solutions(split):
           problems[split][key := problem_key(solution.problem)].add(solution.problem)
           if solution.is_correct is not None or any(x is not None for x in solution.labels):
             known.add(key)
@@ -80,7 +90,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     self.kind = records.kind_of(first_pass(), self._options.labels)
     if "test" in self.paths:
-      rows = {split: _solutions(path) for split, path in self.paths.items()}
+      rows = {split: self._solutions(split) for split in self.paths}
       for key in problems["train"].keys() & problems["test"]:
         self.test_problems |= problems["train"][key]
     else:
@@ -90,10 +100,20 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       digest = lambda problem: hashlib.sha256(problem.encode()).digest()
       tested = set(sorted(known, key=digest)[: max(count, 0)])
       is_tested = lambda row: problem_key(row[0].problem) in tested
-      rows = {"train": itertools.filterfalse(is_tested, _solutions(self.paths["train"]))}
+      rows = {"train": itertools.filterfalse(is_tested, self._solutions("train"))}
       if tested:
-        rows["test"] = filter(is_tested, _solutions(self.paths["train"]))
+        rows["test"] = filter(is_tested, self._solutions("train"))
     return {split: self._generate_examples(split, lines) for split, lines in rows.items()}
+
+  def _solutions(self, split: str) -> Iterator[tuple[records.Labelled, bool, str]]:
+    """Yields what `records.parse` returns for each line of the split's file, and FILE:LINE."""
+    for where, record in json_lines.records(self.paths[split]):
+      try:
+        yield *records.parse(record, where), where
+      except json_lines.BadLine as error:
+        if not self._skip:
+          raise
+        self.skipped[split][where] = str(error)
 
   def _generate_examples(self, split, rows):
     counts = self.counts[split] = {
@@ -101,7 +121,9 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       "labels": Counter({"1": 0, "0": 0, "-1": 0}),
       "dropped": Counter(),
     }
-    for key, (solution, where) in enumerate(rows):
+    if bad := len(self.skipped.get(split, ())):
+      counts["rows"]["read"] = counts["dropped"]["bad_record"] = bad
+    for key, (solution, _, where) in enumerate(rows):
       converted = records.stored(solution, self.kind)
       known = [label for label in converted.labels if label is not None]
       counts["rows"]["read"] += 1
@@ -113,8 +135,9 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       else:
         counts["rows"]["kept"] += 1
         counts["labels"].update(str(_rating(label)) for label in known)
-      data = msgspec.json.encode(converted)
-      yield key, {"json": data, "source": where, "problem": solution.problem}
+      data, path = msgspec.json.encode(converted), self.paths.get(split, self.paths["train"])
+      source = where.removeprefix(f"{path.parent}/")
+      yield key, {"json": data, "source": source, "problem": solution.problem}
     if not counts["rows"]["kept"]:
       dropped = ", ".join(f"{count} by {rule}" for rule, count in counts["dropped"].items())
       raise ValueError(
@@ -137,12 +160,6 @@ def _files(source: pathlib.Path) -> dict[str, pathlib.Path]:
   if "train" not in paths:
     raise FileNotFoundError(f"{source}: expected a file, or a folder with train.jsonl")
   return paths
-
-
-def _solutions(path: pathlib.Path) -> Iterator[tuple[records.Labelled, str]]:
-  """Yields the solution of each line, and FILE:LINE without the folder."""
-  for where, record in json_lines.records(path):
-    yield records.parse(record, where)[0], where.removeprefix(f"{path.parent}/")
 
 
 def stored_trees(directory: str | pathlib.Path, split: str) -> Sequence[StepTree]:
