@@ -150,10 +150,10 @@ def by_rollouts(args: Args) -> list[str]:
     annotator = rollouts.Annotator(
       engine, make, sampling, limits, separator, grader, s, args.seed, about, at_once, form
     )
-    # A verdict that ran out of time in another run may have balanced other solutions.
-    chosen = [(problem.text, [each.steps for each in problem.solutions]) for problem in problems]
-    digest = hashlib.sha256(repr(chosen).encode()).hexdigest()
-    more = {"prompt": make(problems[0].text, 0).text, "solutions": digest}
+    more = {"prompt": make(problems[0].text, 0).text}
+    if args.balanced:  # a verdict that ran out of time in another run may have chosen others
+      chosen = [(problem.text, [each.steps for each in problem.solutions]) for problem in problems]
+      more["solutions"] = hashlib.sha256(repr(chosen).encode()).hexdigest()
     facts = run_facts(args, engine, about | more)
     work = lambda opened, left: annotator.run(problems, left, opened)
     lines = journal.run(args.output, len(problems), facts, work)

@@ -326,17 +326,25 @@ def test_as_many_right_as_wrong_solutions_are_labelled(tmp_path, grader):
 
 
 def test_a_resumed_run_refuses_other_balanced_solutions(annotations, tmp_path, monkeypatch):
-  """A problem that has gone, as a verdict changed, does not shift the others in the journal."""
+  """A journal is not continued if a verdict has changed, and with it which solutions are chosen."""
   flags, _ = annotations(PROBLEMS_A_KILL)
-  command = ("annotate.py", *flags, f"--output={tmp_path}/out")
+  command = ("annotate.py", *flags, "--balanced=2", f"--output={tmp_path}/out")
+  read, left_out = rollouts.read, []
+
+  def chosen(path, steps, grader, balanced):
+    problems = read(path, steps, grader)
+    for i in left_out:
+      problems[-1].solutions.pop(i)
+    return problems
 
   def stopped(*_):
     raise OSError("stopped")
 
+  monkeypatch.setattr(rollouts, "read", chosen)
   monkeypatch.setattr(rollouts.Annotator, "run", stopped)
-  assert "stopped" in call_script(*command, code=1).stderr
-  read = rollouts.read
-  monkeypatch.setattr(rollouts, "read", lambda *given: read(*given)[1:])
+  for _ in range(2):  # the same solutions may go on
+    assert "stopped" in call_script(*command, code=1).stderr
+  left_out.append(0)
   assert "is of another run (" in (said := call_script(*command, code=1).stderr)
   assert "solutions: " in said
 

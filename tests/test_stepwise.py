@@ -108,6 +108,9 @@ def test_bad_lines_can_be_skipped(tmp_path):
   assert manifest["splits"]["train"]["dropped"] == {"bad_record": 2}
   assert manifest["bad_records"]["count"] == 2
   assert "train.jsonl:4: " in manifest["bad_records"]["examples"][1]
+  source = write(tmp_path / "all_bad.jsonl", untagged)
+  with pytest.raises(ValueError, match=r"no line holds a labelled solution; .*all_bad.jsonl:1: "):
+    prepare.prepare_stepwise(tmp_path / "b", options[1], source=source, on_bad_record="skip")
 
 
 @pytest.mark.parametrize(
@@ -354,6 +357,21 @@ def test_the_test_split_stays_out_of_an_added_dataset(tmp_path, eval_split):
   assert step_dataset.load(data, "train", tiny.TOKENIZER, contract)[1]["examples"] == 2 * 16
 
 
+def test_a_held_out_problem_stays_out_whatever_labels_it_has(tmp_path):
+  """A process model does not train on a problem that the test split has for outcome models only."""
+  (tmp_path / "own").mkdir()
+  outcome = {"problem": "q", "steps": ["s"], "labels": [None], "is_correct": True}
+  write(tmp_path / "own" / "train.jsonl", native([True], problem="a"))
+  write(tmp_path / "own" / "test.jsonl", outcome, native([False], problem="b"))
+  source = write(tmp_path / "more.jsonl", native([True], problem="q"), native([True], problem="c"))
+  prepare.prepare_stepwise(tmp_path / "first", prepare.Stepwise(), source=tmp_path / "own")
+  prepare.prepare_stepwise(tmp_path / "second", prepare.Stepwise(test_share=0), source=source)
+  meaning = labelled.read_manifest(tmp_path / "first").meaning
+  contract = token_tree.step_contract(tiny.TOKENIZER, "\n", "process", **meaning)
+  data = config_lib.Data(str(tmp_path / "first"), also=str(tmp_path / "second"), row_length=64)
+  assert step_dataset.load(data, "train", tiny.TOKENIZER, contract)[1]["examples"] == 2
+
+
 def test_datasets_with_another_meaning_of_neutral_are_not_joined(tmp_path, arithmetic_data):
   """A dataset whose neutral steps count as wrong is not added to one where they count as right."""
   generator = arithmetic.Generator(train_problems=5, test_problems=2, candidates=1)
@@ -364,6 +382,10 @@ def test_datasets_with_another_meaning_of_neutral_are_not_joined(tmp_path, arith
   data = config_lib.Data(str(arithmetic_data), also=str(tmp_path / "strict"), row_length=64)
   with pytest.raises(ValueError, match=r"neutral counts as positive in .* and as negative in "):
     step_dataset.load(data, "train", tiny.TOKENIZER, contract)
+  outcome = token_tree.step_contract(
+    tiny.TOKENIZER, "\n", "outcome", **meaning | {"classes": ("0", "1")}
+  )
+  step_dataset.load(data, "train", tiny.TOKENIZER, outcome)  # outcomes have no neutral class
 
 
 @pytest.mark.usefixtures("one_device")

@@ -117,15 +117,14 @@ def load(
     if data.also:
       added, counts["also"] = labelled.step_trees(data.also, split, contract.objective)
       first, second = map(labelled.read_manifest, (data.directory, data.also))
-      neutral = [manifest.meaning["neutral"] for manifest in (first, second)]
-      if "none" not in neutral and neutral[0] != neutral[1]:
-        raise ValueError(
-          f"neutral counts as {neutral[0]} in {data.directory} and as {neutral[1]} in {data.also}"
-        )
+      a, b = first.meaning["neutral"], second.meaning["neutral"]
+      if contract.objective == "process" and {a, b} == {"positive", "negative"}:
+        raise ValueError(f"neutral counts as {a} in {data.directory} and as {b} in {data.also}")
       tested = set(map(problem_key, first.test_problems))
-      for held_out in first.splits.keys() - {"train"}:
-        trees, _ = labelled.step_trees(data.directory, held_out, contract.objective)
-        tested |= {problem_key(tree.problem) for tree in trees}
+      for held_out in {*first.splits, data.eval_split} - {"train"}:
+        for objective in ("process", "outcome"):  # each drops solutions without its labels
+          trees, _ = labelled.step_trees(data.directory, held_out, objective)
+          tested |= {problem_key(tree.problem) for tree in trees}
       solutions += [tree for tree in added if problem_key(tree.problem) not in tested]
     # Not by the plain hash, as `stepwise` may have chosen its test split by that.
     order = lambda problem: hashlib.sha256(f"share of {problem}".encode()).digest()

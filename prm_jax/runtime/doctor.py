@@ -93,11 +93,12 @@ def report() -> str:
 def dtypes() -> str:
   """Returns the measured speed of products in each dtype on the CPU, and what follows."""
   try:
-    slow, fast = gflops("float32"), gflops("bfloat16")
+    full, half = gflops("float32"), gflops("bfloat16")
   except Exception as error:  # as in `devices`
     return f"not measured: {type(error).__name__}"
-  advice = "float32 trains faster" if fast < 1.2 * slow else "try --config.model.dtype=bfloat16"
-  return f"{slow:.0f} GFLOP/s in float32, {fast:.0f} in bfloat16: {advice}"
+  dtype = "bfloat16" if half > 1.2 * full else "float32"
+  speeds = f"{full:.0f} GFLOP/s in float32, {half:.0f} in bfloat16"
+  return f"{speeds}; to train on it: --config.model.dtype={dtype}"
 
 
 def gflops(dtype: str) -> float:

@@ -291,7 +291,8 @@ def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
 
 def classes(c: config_lib.Experiment) -> int:
   """Returns the number of classes, which training takes from the data's manifest."""
-  return len(c.loss.class_weights) or len(CLASSES[c.loss.objective])
+  two = c.loss.objective == "process" and len(c.loss.class_weights) == 2
+  return 2 if two else len(CLASSES[c.loss.objective])
 
 
 def has_checkpoint(c: config_lib.Experiment) -> bool:

@@ -265,9 +265,10 @@ def _check_rows(c: config_lib.Experiment, mesh: Mesh) -> None:
     remedies[0] += f" and --config.train.steps={steps} (as many rows in all)"
   if passes > 1 and rows % chips == 0:
     remedies.append("--config.train.microbatches=1")
-  fsdp = mesh.shape["fsdp"] if c.mesh.fsdp == -1 else 1  # devices that another axis can have
-  for tensor in (2**i for i in range(1, fsdp.bit_length())):
-    if fsdp % tensor == 0 and rows % (unit // tensor) == 0:
+  # Devices that another axis can have: those of an axis that takes all remaining ones.
+  free = max(mesh.shape[axis] if getattr(c.mesh, axis) == -1 else 1 for axis in ("data", "fsdp"))
+  for tensor in (2**i for i in range(1, free.bit_length())):
+    if free % tensor == 0 and rows % (unit // tensor) == 0:
       remedies.append(f"--config.mesh.tensor={mesh.shape['tensor'] * tensor} (heads over chips)")
       break
   raise ValueError(

@@ -25,7 +25,7 @@ from prm_jax.types import StepTree
 Kind = Literal["binary", "ratings", "soft", "counts"]
 KINDS = frozenset(get_args(Kind))
 TAG = "ки"  # Math-Shepherd puts it after each step
-FIRST_STEP = re.compile("(?=Step 1:)", re.IGNORECASE)  # Math-Shepherd's text after the problem
+FIRST_STEPS = "Step 1:", "step 1:"  # Math-Shepherd's text after the problem
 Value = bool | int | float | str | list[int] | None
 Steps = Annotated[list[json_lines.Text], msgspec.Meta(min_length=1)]
 MAX_ROLLOUTS = 2**24  # float32 holds every count up to this exactly
@@ -67,9 +67,9 @@ class Labelled(msgspec.Struct):
 
 
 def parse(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
-  """Returns the solution of a line, its labels unchanged, and whether 0 can only mean wrong.
+  """Returns the solution of a line, its labels unchanged, and whether 0 means wrong.
 
-  In the last form, a label of 0 may also mean neutral.
+  In the last form, and in a file with -1, a label of 0 may mean neutral.
 
   Raises:
     BadLine: the line has none of the forms, or a wrong value.
@@ -107,12 +107,14 @@ def _untagged(text: str, tagged: str, where: str) -> tuple[str, list[str], list[
       f'{where}: "label" is not "input" with + or - in place of each {TAG}: they differ at '
       f"{json_lines.show(tagged[max(end - 20, 0) : end + 20])}"
     )
-  if rest.strip() or not steps or not FIRST_STEP.search(steps[0]):
+  first = next((each for each in FIRST_STEPS if steps and each in steps[0]), None)
+  if rest.strip() or not first:
     raise json_lines.BadLine(
       f'{where}: "input" is {json_lines.show(text)}: expected a problem, "Step 1:", and {TAG} '
       "after each step"
     )
-  problem, steps[0] = FIRST_STEP.split(steps[0], maxsplit=1)
+  problem, _, end = steps[0].partition(first)
+  steps[0] = first + end
   return problem.strip(), [step.strip() for step in steps], labels
 
 

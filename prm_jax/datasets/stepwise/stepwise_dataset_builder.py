@@ -87,6 +87,9 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
           if solution.is_correct is not None or any(x is not None for x in solution.labels):
             known.add(key)
           yield solution, zero_is_wrong, where
+      bad = [text for messages in self.skipped.values() for text in messages.values()]
+      if bad and not any(problems.values()):
+        raise ValueError(f"no line holds a labelled solution; {bad[0]}")
 
     self.kind = records.kind_of(first_pass(), self._options.labels)
     if "test" in self.paths:

@@ -51,11 +51,14 @@ NO_UNITS = math_verify.LatexExtractionConfig(
   )
 )
 UNITS, PLAIN = math_verify.LatexExtractionConfig(), math_verify.ExprExtractionConfig()
-# A number among words and signs that are no mathematics (5 €, ≈ 3.14).  In a formula that it cannot
-# read, math-verify would take any number for the value, such as the 5 of 5@x+2.
+# A number among words and signs that are no mathematics (**Answer:** 5, 10 a.m.).  In a formula it
+# cannot read, math-verify would take any number for the value, such as the 5 of 5@x+2.  Possessive
+# quantifiers keep the time linear.
 LONE_NUMBER = re.compile(
-  r"[A-Za-z\s.:;,)=≈→⇒∴~€£¥$]*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?![\w.])"
-  r"(?:[^\w\\^+*/=<>{}|!&\u2200-\u22ff-]|(?<=[\sA-Za-z])[A-Za-z])*(?:\\\\\s*)?(?:\n[^\d\\^]*)?"
+  r"(?:#+\s+|\d{1,2}[.)]\s+|\*\*)?[A-Za-z\s.:;,)=→⇒~$]*+(?:(?<=:)\*\*\s*)?"
+  r"[-+]?(?:\d[\d,]*+(?:\.\d+)?|\.\d+)(?![\w.])"
+  r"(?:[^\w\\^+*/=<>{}|!&\u2200-\u22ff\n-]|(?<=[\sA-Za-z.])[A-Za-z])*+(?:\\\\[^\S\n]*)?"
+  r"(?:\n[^\d\\^]*)?"
 )
 # math-verify takes only an i that stands alone as imaginary, and does not read an upright e.
 CONSTANT = re.compile(r"(?<=\d)(i)(?![A-Za-z_])|(?<![A-Za-z_\\])(i)(?=\d)|\\mathrm\{([ei])\}")

@@ -47,7 +47,8 @@ REPEATING = re.compile(
 )
 # "10,\! 080", "10\,080": commas and narrow spaces separate thousands
 NARROW = re.compile(r"(?<=\d)(?:,\s*\\!|\{,\}|\\[,!])\s*(?=\d{3}(?!\d))")
-THOUSANDS = re.compile(r"(?<![\w.^])[1-9]\d{0,2}(?:\s+\d{3})+(?!\d)")  # 12 000
+# 12 000; 0.123 456
+THOUSANDS = re.compile(r"(?:(?<![\w.^])[1-9]\d{0,2}|(?<=\d\.)\d{3})(?:\s+\d{3})+(?!\d)")
 BASE_DIGITS = re.compile(r"(?<!\d)\d+(?:\s+\d+)+(?=\s*_)")  # 1101 0010_2
 FRACTION = re.compile(r"([+-]?)(\d+)?\\frac\{([+-]?\d+)\}\{(\d+)\}")
 

@@ -27,6 +27,10 @@ SIGNS = {
   "⅔": r"\frac{2}{3}",
   "¼": r"\frac{1}{4}",
   "¾": r"\frac{3}{4}",
+  "⅕": r"\frac{1}{5}",
+  "⅙": r"\frac{1}{6}",
+  "⅛": r"\frac{1}{8}",
+  **dict.fromkeys("€£¥≈∴∠", " "),
 }
 TABLE = str.maketrans(SIGNS)
 ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
@@ -38,6 +42,10 @@ SCRIPTS = [
 ]
 # The unit of 5 cm²; 5m² is a product.
 UNIT = re.compile(r"(?<=[\dπ)}])(?:\s*([cdkm]m|in|ft|yd|mi)|\s+(m|[A-Za-z]{4,}))(?=[²³]\s*$)")
+TEMPERATURE = re.compile(r"([°º]|\^\s*(?:\{\s*\\circ\s*\}|\\circ))\s*[CF](?![A-Za-z])")
+DOTS = re.compile(
+  r"(?<=\.)(\d{1,300})(?:\.{2,3}|…)(?=[\s$]*$)"
+)  # 3.14..., whose last dot may be gone
 NEGATIVE = re.compile(r"\^\s*-\s*(\d+(?:\.\d+)?|[A-Za-z]|\([^()]*\))")  # 10^-3
 NAME = re.compile(r"(?<![A-Za-z\\])(pi(?![A-Za-z_])|log(?=\s*_))")
 BASE = re.compile(r"(\\log\s*_\s*)(\d+(?=\s+\d|\s*\()|10(?=\s*[A-Za-z\\]))")  # \log_2 8
@@ -49,6 +57,7 @@ def latex(text: str) -> str:
   A root covers the number, letter or bracket after it, and a minus after ^ belongs to the exponent.
   Digits after log_ are its base if a space or bracket follows.
   """
+  text = DOTS.sub(r"\1", TEMPERATURE.sub(r"\1", text))
   if not text.isascii():
     if any(root in text for root in ROOTS):
       text = ROOT.sub(_root_rule(), text)
@@ -57,6 +66,7 @@ def latex(text: str) -> str:
       text = pattern.sub(lambda x, m=mark, d=digits: f"{m}{{{x[0].translate(d)}}}", text)
     text = text.translate(TABLE)
   text = NEGATIVE.sub(r"^{-\1}", text.replace(r"\varnothing", r"\emptyset"))
+  text = text.replace(r"\sqrt\pi", r"\sqrt{\pi}")
   return BASE.sub(r"\1{\2}", NAME.sub(r"\\\1", text))
 
 
