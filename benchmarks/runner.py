@@ -9,7 +9,6 @@ where each row of a table is a dict from column name to value.
 """
 
 import collections
-import ctypes
 import dataclasses
 import hashlib
 import json
@@ -21,7 +20,6 @@ import pathlib
 import platform
 import re
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,7 +33,7 @@ from unittest import mock
 
 import msgspec
 
-from prm_jax.runtime import json_lines, storage
+from prm_jax.runtime import exits, json_lines, storage
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOISE = 1.1  # ratio by which two runs on one machine may differ
@@ -74,11 +72,10 @@ def apart(function: Callable, *args: Any, cores: list[int] | None = None, **envi
 
 
 def _begin(cores: list[int] | None) -> None:
-  """Restricts a new process to these cores; on Linux it ends with its parent."""
-  if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if cores:
-      os.sched_setaffinity(0, cores)
+  """Restricts a new process to these cores, if the system can; on Linux it ends with its parent."""
+  exits.end_with_parent()
+  if cores and hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, cores)
 
 
 def peer(python: str, script: pathlib.Path, settings: dict) -> dict:

@@ -4,7 +4,6 @@ Every finished result is a file below the output directory, so a run that was ki
 """
 
 import contextlib
-import ctypes
 import functools
 import importlib
 import multiprocessing
@@ -19,7 +18,7 @@ import jax
 
 from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Plan
-from prm_jax.runtime import progress
+from prm_jax.runtime import exits, progress
 
 POLL = 1.0  # seconds between updates of the progress bar
 
@@ -96,7 +95,7 @@ def _here(job: Callable[..., None], *args: Any) -> futures.Future:
 
 def _begin(cores) -> None:
   """Starts a worker process on one core, so that results do not depend on the number of workers."""
-  ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
+  exits.end_with_parent()
   jax.config.update("jax_platforms", "cpu")
   os.sched_setaffinity(0, {cores.get()})
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent alone handles Ctrl-C

@@ -82,7 +82,8 @@ def _run(
   size = -(-needed // -(-needed // most))
   rounded = 2 ** (size - 1).bit_length() if size <= 8 else -(-size // 8) * 8
   batch_rows = min(rounded, most) * shards
-  batches, key = packing.eval_order(rows, batch_rows), f"{rows.hash} {batch_rows}"
+  batches = packing.eval_order(rows, batch_rows)
+  key = f"{rows.hash} {batch_rows}" if journal else ""  # a server need not hash its requests
   computed: list[jax.Array] = []  # the last two at most
   results: list[np.ndarray] = []
   T, R = rows.row_length, rows.reads

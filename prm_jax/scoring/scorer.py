@@ -172,9 +172,11 @@ class Scorer(Rater):
 
   def identity(self) -> dict[str, Any]:
     if self.directory:
-      return self.facts() | {"config": dataclasses.asdict(self.config)}
-    weights = {"weights": checkpoint_lib.digest(self.params)}
-    return dataclasses.asdict(self.contract) | weights | {"config": dataclasses.asdict(self.config)}
+      facts = self.facts()
+    else:
+      weights = checkpoint_lib.digest(self.params)
+      facts = dataclasses.asdict(self.contract) | {"weights": weights}
+    return facts | {"config": dataclasses.asdict(self.config)}
 
   @functools.cached_property
   def hashes(self) -> dict[str, str]:

@@ -177,7 +177,7 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
   for solution, zero_is_wrong, where in solutions:
     if solution.said in left:
       left = frozenset({solution.said})
-    told |= zero_is_wrong and given == "auto"
+    told |= zero_is_wrong
     has_labels |= any(value is not None for value in solution.labels)
     has_outcomes |= solution.is_correct is not None
     for i, value in enumerate(solution.labels):

@@ -124,6 +124,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       "labels": Counter({"1": 0, "0": 0, "-1": 0}),
       "dropped": Counter(),
     }
+    path = self.paths.get(split, self.paths["train"])
     if bad := len(self.skipped.get(split, ())):
       counts["rows"]["read"] = counts["dropped"]["bad_record"] = bad
     for key, (solution, _, where) in enumerate(rows):
@@ -138,13 +139,12 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       else:
         counts["rows"]["kept"] += 1
         counts["labels"].update(str(_rating(label)) for label in known)
-      data, path = msgspec.json.encode(converted), self.paths.get(split, self.paths["train"])
-      source = where.removeprefix(f"{path.parent}/")
+      data, source = msgspec.json.encode(converted), where.removeprefix(f"{path.parent}/")
       yield key, {"json": data, "source": source, "problem": solution.problem}
     if not counts["rows"]["kept"]:
       dropped = ", ".join(f"{count} by {rule}" for rule, count in counts["dropped"].items())
       raise ValueError(
-        f"{self.paths.get(split, self.paths['train'])}: split {split!r} has no solution to keep: "
+        f"{path}: split {split!r} has no solution to keep: "
         f"{counts['rows']['read']} rows were read, dropped {dropped} (no_labels: neither a label "
         "nor is_correct)"
       )
