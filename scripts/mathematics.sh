@@ -11,7 +11,7 @@
 #   --base=DIR         base model of the reward models; several: --base=DIR --base=DIR
 #   --problems=N       number of problems to report on
 #   --n=N              number of solutions of each
-#   --benchmark=DIR    files of ProcessBench, to judge the models on as well
+#   --benchmark=DIR    published files of ProcessBench, to judge the models on as well
 #   --settings         only compare the scale's sampling settings, on problems not reported on
 # Relative paths start at the project's folder.
 # The same command resumes an interrupted run; other settings need another --output.  It takes
@@ -41,8 +41,11 @@ done
 scale_file=configs/mathematics/$scale.sh
 [ -f "$scale_file" ] || fail "--scale=$scale: there is no $scale_file"
 [ -n "$source" ] || fail "give --source=DIR, a folder with PRM800K's files"
-[ -z "$benchmark" ] || [ -f "$benchmark/gsm8k.jsonl" ] ||
-  fail "--benchmark=$benchmark: there is no $benchmark/gsm8k.jsonl"
+if [ -n "$benchmark" ]; then
+  threshold_data=$(ls "$benchmark"/gsm8k.{jsonl,json} 2>/dev/null | head -n 1 || true)
+  [ -n "$threshold_data" ] ||
+    fail "--benchmark=$benchmark: there is no gsm8k.jsonl or gsm8k.json, which finds the threshold"
+fi
 source "$scale_file"
 for ((i = 0; i < ${#given[@]}; i += 2)); do printf -v "${given[i]}" %s "${given[i + 1]}"; done
 [ ${#given_bases[@]} = 0 ] || bases=("${given_bases[@]}")
@@ -149,7 +152,7 @@ for base in "${bases[@]}"; do
     at=$out/$name/$label
     say "$name on labels of $label: ProcessBench"
     read_with "$at.process_bench.json" evaluate --checkpoint="$at" --benchmark=process_bench \
-      --data_dir="$benchmark" --threshold_data="$benchmark/gsm8k.jsonl" \
+      --data_dir="$benchmark" --threshold_data="$threshold_data" \
       --output="$at.process_bench.json"
     judged+=("$label=$at.process_bench.json")
   done

@@ -400,6 +400,17 @@ def test_a_template_that_needs_todays_date_gets_a_fixed_one():
     assert prompts_lib.maker("chat", tokenizer)("2+2", 7).text == f"{day}: 2+2"
 
 
+def test_a_template_may_mark_replies_for_training():
+  """`{% generation %}`, which transformers and templates such as SmolLM3's know, is no error."""
+  template = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% endgeneration %}{% else %}{{ m.content }};{% endif %}{% endfor %}"
+    "{% generation %}assistant:{% endgeneration %}"
+  )
+  tokenizer = types.SimpleNamespace(settings={"chat_template": template})
+  assert prompts_lib.maker("chat", tokenizer, "s")("2+2", 7).text == "s;2+2;assistant:"
+
+
 def test_a_template_that_refuses_the_system_prompt_says_how_to_leave_it_out():
   """Gemma's template takes no system prompt: the error names the flag that leaves it out."""
   refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"

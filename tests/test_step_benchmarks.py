@@ -231,6 +231,19 @@ def test_prm_bench_takes_error_steps_beyond_the_last(tmp_path):
   assert list(solution.labels) == [1, -1]
 
 
+def test_prm_bench_resamples_all_wordings_of_a_problem_together(tmp_path):
+  """Lines of one idx share their bootstrap weight, however each class words the question."""
+  lines = [
+    prm_bench_line(kind, [2], idx=idx, modified_question=f"{idx}, worded for {kind}")
+    for kind in ("circular", "deception")
+    for idx in "abc"
+  ]
+  write_lines(tmp_path / "a.jsonl", lines)
+  weights = problem_weights(prm_bench.read(tmp_path))
+  np.testing.assert_array_equal(weights[:, :3], weights[:, 3:])
+  assert len(np.unique(weights[:, :3], axis=0)) > 1
+
+
 def test_prm_bench_totals_a_single_class_as_the_class():
   """Where all solutions are right by design, the total's PRM-Score is the F1, as of their class."""
   solutions = [dataclasses.replace(x, group=prm_bench.ALL_RIGHT) for x in random_solutions(3)]

@@ -187,11 +187,12 @@ def test_problems_are_held_out_whole(tmp_path):
   write(tmp_path / "all.jsonl", *rows)
   options = prepare.Stepwise(test_share=0.2)
   out = tmp_path / "out"
-  prepare.prepare_stepwise(out, options, source=tmp_path / "all.jsonl")
+  manifest = prepare.prepare_stepwise(out, options, source=tmp_path / "all.jsonl")
   splits = {
     s: {t.problem for t in labelled.step_trees(out, s, "process")[0]} for s in ("train", "test")
   }
   assert len(splits["test"]) == 4 and not splits["test"] & splits["train"]
+  assert manifest["test_problems"] == sorted(splits["test"])
   write(tmp_path / "all.jsonl", *rows[::-1])
   prepare.prepare_stepwise(out, options, source=tmp_path / "all.jsonl", overwrite=True)
   assert {t.problem for t in labelled.step_trees(out, "test", "process")[0]} == splits["test"]
@@ -203,7 +204,8 @@ def test_problems_are_held_out_whole(tmp_path):
     prepare.prepare_stepwise(out, options, source=folder, overwrite=True)
   manifest = prepare.prepare_stepwise(out, prepare.Stepwise(), source=folder, overwrite=True)
   trees, counts = labelled.step_trees(out, "train", "process")
-  assert manifest["test_problems"] == ["p 3"] and counts["dropped"] == {"test_problem": 3}
+  assert manifest["test_problems"] == ["p  3", "p 3"]
+  assert counts["dropped"] == {"test_problem": 3}
   assert manifest["splits"]["train"]["dropped"] == counts["dropped"]
   assert manifest["splits"]["train"]["rows"] == counts["rows"] == {"read": 60, "kept": 57}
   assert "p 3" not in {tree.problem for tree in trees}

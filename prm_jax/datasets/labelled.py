@@ -25,11 +25,10 @@ class Manifest(msgspec.Struct):
   """The part of manifest.json that training needs."""
 
   dataset: Literal["prm800k", "arithmetic", "stepwise"]
-  test_problems: list[str]  # problems that training must leave out
+  test_problems: list[str]  # problems that training must leave out, in each spelling
   recipe: recipes.Recipe | None = None  # for records in PRM800K's format
   labels: str = ""  # for stepwise: the kind of its labels
   classes: tuple[str, ...] = CLASSES["process"]  # classes of a head trained on the steps
-  splits: dict[str, Any] = {}
 
   def __post_init__(self):
     if (self.recipe is None) != (self.dataset == "stepwise"):

@@ -35,6 +35,7 @@ class Labelled:
   labels: Sequence[int | None]  # 1 right, 0 neutral, -1 wrong; None: not labelled
   answer_is_right: bool | None = None
   parents: Sequence[int] | None = None  # of each step, as in `StepTree`; None: a chain
+  cluster: str = ""  # names the problem if solutions of one problem word it differently
 
   @property
   def depths(self) -> list[int]:
@@ -177,9 +178,9 @@ def problem_weights(judged: Sequence[Labelled]) -> np.ndarray:
 
   The first row is the sample itself, all ones.  A resampled problem brings all its solutions.
   """
-  index = {problem: i for i, problem in enumerate(dict.fromkeys(each.problem for each in judged))}
-  counts = resample_counts(len(index), RESAMPLES)
-  return counts[:, [index[each.problem] for each in judged]]
+  problems = [each.cluster or each.problem for each in judged]
+  index = {problem: i for i, problem in enumerate(dict.fromkeys(problems))}
+  return resample_counts(len(index), RESAMPLES)[:, [index[problem] for problem in problems]]
 
 
 def with_intervals(measures: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:

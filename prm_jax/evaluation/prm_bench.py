@@ -35,7 +35,8 @@ MEASURES = ("f1", "negative_f1", "accuracy", "first_error_accuracy", "prm_score"
 def labelled(solution: prm_bench.Solution) -> Labelled:
   """Labels every step as right or wrong."""
   labels = [-1 if i in solution.wrong else 1 for i in range(len(solution.steps))]
-  return Labelled(solution.id, solution.classification, solution.problem, solution.steps, labels)
+  about = (solution.id, solution.classification, solution.problem, solution.steps, labels)
+  return Labelled(*about, cluster=solution.idx)
 
 
 def read(directory: str | pathlib.Path) -> list[Labelled]:

@@ -259,7 +259,7 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
   own_id = lambda x: "" if name == "prm800k" else x.id
   for kind, pair in (("solutions", judged), ("trees", trees)):
     first, second = (
-      [(own_id(x), x.group, x.problem, tuple(x.labels)) for x in part] for part in pair
+      [(own_id(x), x.group, x.problem, x.cluster, tuple(x.labels)) for x in part] for part in pair
     )
     if first != second:
       other = sum(x not in set(second) for x in first)

@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import jinja2.ext
 import jinja2.sandbox
 import msgspec
 
@@ -22,6 +23,16 @@ PLACE = "\ue000"  # stands for the problem in a rendered template
 # The day of a template that asks for today's: a prompt must not depend on the day.  Llama's
 # templates have this one by default.
 TODAY = datetime.date(2024, 7, 26)
+
+
+class Generation(jinja2.ext.Extension):
+  """Renders what `{% generation %}` encloses: it marks a reply for training, as in transformers."""
+
+  tags = frozenset({"generation"})
+
+  def parse(self, parser):
+    next(parser.stream)
+    return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class Example(msgspec.Struct):
@@ -80,7 +91,7 @@ def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str, bool]:
     raise jinja2.TemplateError(str(message))
 
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
   )
   environment.globals["raise_exception"] = refuse
   # Templates compare these with None, which an undefined name is not.

@@ -121,10 +121,6 @@ def load(
       if contract.objective == "process" and {a, b} == {"positive", "negative"}:
         raise ValueError(f"neutral counts as {a} in {data.directory} and as {b} in {data.also}")
       tested = set(map(problem_key, first.test_problems))
-      for held_out in {*first.splits, data.eval_split} - {"train"}:
-        for objective in ("process", "outcome"):  # each drops solutions without its labels
-          trees, _ = labelled.step_trees(data.directory, held_out, objective)
-          tested |= {problem_key(tree.problem) for tree in trees}
       solutions += [tree for tree in added if problem_key(tree.problem) not in tested]
     # Not by the plain hash, as `stepwise` may have chosen its test split by that.
     order = lambda problem: hashlib.sha256(f"share of {problem}".encode()).digest()

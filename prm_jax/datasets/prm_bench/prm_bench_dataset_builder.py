@@ -32,6 +32,7 @@ class Solution:
   """A solution to judge."""
 
   id: str  # CLASS_idx
+  idx: str
   classification: str
   problem: str
   steps: tuple[str, ...]
@@ -80,7 +81,7 @@ def solutions(rows: Iterable[tuple[T, Line]]) -> Iterator[tuple[T, Solution]]:
       key = f"{name}_{row.idx}"
       if key not in seen:
         seen.add(key)
-        yield beside, Solution(key, name, *content)
+        yield beside, Solution(key, row.idx, name, *content)
 
 
 def read(directory: str | pathlib.Path) -> list[Solution]:

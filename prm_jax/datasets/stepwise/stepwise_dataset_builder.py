@@ -62,7 +62,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     self.skipped: dict[str, dict[str, str]] = {split: {} for split in self.paths}
     self.kind: records.Kind | None = None  # kind of the labels; None before the build
     self.counts: dict[str, dict[str, Counter]] = {}  # each split's part of manifest.json
-    self.test_problems: set[str] = set()  # problems of the test file that train has too
+    self.test_problems: set[str] = set()  # the problems held out, in each spelling
     super().__init__(file_format="array_record", **kwargs)
 
   @property
@@ -94,18 +94,19 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     self.kind = records.kind_of(first_pass(), self._options.labels)
     if "test" in self.paths:
       rows = {split: self._solutions(split) for split in self.paths}
-      for key in problems["train"].keys() & problems["test"]:
-        self.test_problems |= problems["train"][key]
+      tested = problems["test"].keys()
     else:
       # The problems with the smallest hashes: the same ones when lines are added or moved.
       # At least one problem is left to train on.
       count = min(round(self._options.test_share * len(known)), len(known) - 1)
       digest = lambda problem: hashlib.sha256(problem.encode()).digest()
-      tested = set(sorted(known, key=digest)[: max(count, 0)])
+      tested = {*sorted(known, key=digest)[: max(count, 0)]}
       is_tested = lambda row: problem_key(row[0].problem) in tested
       rows = {"train": itertools.filterfalse(is_tested, self._solutions("train"))}
       if tested:
         rows["test"] = filter(is_tested, self._solutions("train"))
+    for by_key in problems.values():
+      self.test_problems.update(*(by_key[key] for key in tested & by_key.keys()))
     return {split: self._generate_examples(split, lines) for split, lines in rows.items()}
 
   def _solutions(self, split: str) -> Iterator[tuple[records.Labelled, bool, str]]:
