@@ -167,6 +167,7 @@ class Model(Checked):
   scale_embeddings: bool = False  # by sqrt(width) (Gemma)
   tied_embeddings: bool = True  # the language-model head is the embedding
   logit_softcap: NonNegative = 0.0  # of next-token logits (Gemma 2); 0: none
+  # Not part of a public model's config.json: `CHOICES` of pretrained/families.py lists these.
   embedding_std: Positive = 0.02  # of the token embedding at initialisation
   dtype: Literal["float32", "bfloat16"] = "float32"  # of activations
   param_dtype: Literal["float32", "bfloat16"] = "float32"  # of parameters except the step head

@@ -3,6 +3,7 @@
 Command lines offer them, so this module does not import JAX.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 Reduction = Literal["product", "min", "mean", "last", "soft_min"]
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)

@@ -68,7 +68,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class StepContract:
-  """The meaning of a checkpoint's probabilities, stored with the weights and checked at scoring."""
+  """The meaning of a checkpoint's probabilities, stored with the weights; scoring follows it."""
 
   objective: str  # "process": a class per step; "outcome": a class per solution
   classes: tuple[str, ...]  # of the head's outputs, in order

@@ -174,7 +174,7 @@ for base in "${bases[@]}"; do
   at=$out/$(basename "$base")
   read_with "$at/people_own.jsonl" score --checkpoint="$at/people" --skip_cut_off \
     --input="$out/own_test.graded.jsonl" --output="$at/people_own.jsonl"
-  for how in product min mean last soft_min; do
+  for how in $("$python" -c 'from prm_jax.reductions import *; print(*REDUCTIONS)'); do
     scores+=("$(basename "$base"):$how=$at/people_own.jsonl")
   done
 done

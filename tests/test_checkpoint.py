@@ -206,7 +206,7 @@ def test_the_latest_and_the_best_are_kept(tmp_path, metric, expected):
         values = {"nll": nll[i], "auroc": auroc[i], "accuracy": accuracy[i]}
         small = step_lib.TrainState(jnp.int32(i + 1), {"a": jnp.ones(2)}, {"b": jnp.ones(2)})
         if i != 4:
-          checkpointer.evaluated[i + 1] = values
+          checkpointer.evaluations[i + 1] = values
         checkpointer.save(small, metadata)
   with opened(tmp_path, None) as reader:
     assert reader.steps() == expected

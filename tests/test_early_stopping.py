@@ -118,8 +118,8 @@ def test_patience_that_cannot_stop_the_run_is_warned_of(experiment, tmp_path, ca
     ValueError, match=r"no checkpoint is best: auroc .* never defined .*right and"
   ):
     kept(tmp_path)
-  assert not evaluations.too_few(config_lib.Train(steps=7, eval_every=2, stop_patience=2))
-  assert evaluations.too_few(config_lib.Train(steps=6, eval_every=2, stop_patience=2))
+  assert not evaluations.why_too_few(config_lib.Train(steps=7, eval_every=2, stop_patience=2))
+  assert evaluations.why_too_few(config_lib.Train(steps=6, eval_every=2, stop_patience=2))
 
 
 def test_an_evaluation_made_on_resuming_counts(experiment, tmp_path):

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -215,15 +216,22 @@ def other_decoder():
 
 @pytest.mark.usefixtures("other_decoder")
 def test_a_new_head_needs_changes_of_the_decoder_only(experiment, public, tmp_path, monkeypatch):
-  """A two-layer head declared in the decoder initialises, trains, scores, and is not exported."""
-  init, linear = decoder.StepScorer.__init__, decoder.StepScorer.class_logits
+  """A two-layer head declared in the decoder initialises, trains, scores, and is not exported.
+
+  Its parameters are named head*, and none of them `head`.
+  """
+  init = decoder.StepScorer.__init__
 
   def declare(self, c, vocab_size, num_classes, rngs, heads=1):
     init(self, c, vocab_size, num_classes, rngs, heads)
     self.head_hidden = decoder.weight(rngs, (c.width, c.width), c.width**-0.5, ("fsdp", None))
+    self.head_out = self.head
+    del self.head, self.head_bias
 
   def class_logits(self, hidden, read_positions):
-    return linear(self, jax.nn.relu(hidden @ self.head_hidden[...]), read_positions)
+    x = jnp.take_along_axis(hidden, read_positions[..., None], axis=1)
+    logits = jax.nn.relu(x @ self.head_hidden[...]) @ self.head_out[...]
+    return logits.reshape(*read_positions.shape, -1, self.num_classes)
 
   monkeypatch.setattr(decoder.StepScorer, "__init__", declare)
   monkeypatch.setattr(decoder.StepScorer, "class_logits", class_logits)
@@ -234,7 +242,7 @@ def test_a_new_head_needs_changes_of_the_decoder_only(experiment, public, tmp_pa
   scorer = Scorer.load(tmp_path / "run")
   trained = scorer.params
   changed = {name for name in trained if name != "blocks" and (trained[name] != start[name]).any()}
-  assert changed == {"head", "head_bias", "head_hidden"}
+  assert changed == {"head_hidden", "head_out"}
   assert scorer.probabilities([("1+1", ["2"])])[0].shape == (1, 3)
   options = {"contract": None, "kind": "causal-lm"}
   export.write(tmp_path / "lm", trained, scorer.config, PUBLIC_ROWS, **options)

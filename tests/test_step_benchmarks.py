@@ -509,7 +509,7 @@ def test_step_scores_are_read_from_lines_of_every_form(tmp_path):
   found = sorted(each.scores.tolist() for each in prm_bench.scored(path, "positive"))
   assert found == [[0.7], [0.9, 0.2]]
   write_lines(path, [{"problem": "p", "steps": ["a"], "labels": [-1], "step_scores": [0.3]}])
-  ((tree,), _) = prm800k_steps.scored(path, "positive")
+  (_, (tree,)) = prm800k_steps.scored(path, "positive")
   assert tree.scores.tolist() == [0.3]
   line = prm_bench_line("redundency", [2], steps=7, **scores)  # not a key of this form: ignored
   assert [*prm_bench.scored(write_lines(path, [line]), "positive")]

@@ -204,7 +204,7 @@ def test_problems_are_held_out_whole(tmp_path):
     prepare.prepare_stepwise(out, options, source=folder, overwrite=True)
   manifest = prepare.prepare_stepwise(out, prepare.Stepwise(), source=folder, overwrite=True)
   trees, counts = labelled.step_trees(out, "train", "process")
-  assert manifest["test_problems"] == ["p  3", "p 3"]
+  assert manifest["test_problems"] == ["p 3"]
   assert counts["dropped"] == {"test_problem": 3}
   assert manifest["splits"]["train"]["dropped"] == counts["dropped"]
   assert manifest["splits"]["train"]["rows"] == counts["rows"] == {"read": 60, "kept": 57}

@@ -137,7 +137,7 @@ def test_each_head_has_its_own_sample_of_the_solutions():
 def test_several_heads_start_at_random():
   """One head starts at zeros and several at random, for which zeros are refused."""
   with_heads = lambda heads: config_lib.Experiment(loss=config_lib.Loss(heads=heads))
-  assert [step_lib.first_head(with_heads(heads)) for heads in (1, 4)] == ["zeros", "random"]
+  assert [step_lib.initial_head(with_heads(heads)) for heads in (1, 4)] == ["zeros", "random"]
   with pytest.raises(ValueError, match=r"loss\.heads=4, init\.head='zeros'"):
     config_lib.Experiment(init=config_lib.Init(head="zeros"), loss=config_lib.Loss(heads=4))
 

@@ -48,7 +48,7 @@ def best_of_n(
     ValueError: shapes disagree, `correct` is of a float type, or N or a size is outside 1..M.
   """
   scores = candidates.check_scores(scores)
-  return _expected(rank_correctness, n, scores, correct, valid, sizes)
+  return _expected(rank_correctness, n, correct, valid, sizes, scores)
 
 
 def pass_at_n(correct, valid=None, n: Sequence[int] | None = None, *, sizes=None) -> jax.Array:
@@ -81,14 +81,14 @@ def _right_on_top(correct, valid, sizes):
   return jnp.arange(m) >= m - correct.sum(axis=1, keepdims=True)
 
 
-def _expected(rank, n, *arrays) -> jax.Array:
-  """Returns the expectation `[P, K]` over draws of N from `rank(*arrays)` `[P, M]`, best last.
+def _expected(rank, n, correct, valid, sizes, *scores) -> jax.Array:
+  """Returns the expectation `[P, K]` over draws of N from what `rank` returns `[P, M]`, best last.
 
-  The last three of `arrays` are correct, valid and sizes.
+  `rank` takes the scores, if there are any, then correct, valid and sizes.
   """
-  p, m = candidates.check_shapes(np.shape(arrays[0]), *arrays[-3:])
-  weights = draw_weights(m, candidates.check_n(n, m), sizes=arrays[-1])
-  arrays = [candidates.as_array(x) for x in arrays]
+  p, m = candidates.check_shapes(np.shape([*scores, correct][0]), correct, valid, sizes)
+  weights = draw_weights(m, candidates.check_n(n, m), sizes=sizes)
+  arrays = [candidates.as_array(x) for x in (*scores, correct, valid, sizes)]
   if not candidates.on_one_cpu(*arrays):
     return expectation(rank(*arrays), weights)
   arrays = [None if x is None else np.asarray(x) for x in arrays]

@@ -2,15 +2,12 @@
 
 import functools
 from collections.abc import Sequence
-from typing import get_args
 
 import jax
 import jax.numpy as jnp
 
-from prm_jax.reductions import Reduction
+from prm_jax.reductions import REDUCTIONS
 from prm_jax.types import RATINGS, RIGHT_RATINGS
-
-REDUCTIONS = get_args(Reduction)
 
 
 @functools.partial(jax.jit, static_argnames=("neutral", "logits"))

@@ -16,7 +16,7 @@ import msgspec
 from prm_jax.datasets import stepwise
 from prm_jax.datasets.prm800k import recipes, stored_records
 from prm_jax.runtime import json_lines
-from prm_jax.types import CLASSES, StepTree
+from prm_jax.types import CLASSES, StepTree, problem_key
 
 MANIFEST = "manifest.json"
 
@@ -25,7 +25,7 @@ class Manifest(msgspec.Struct):
   """The part of manifest.json that training needs."""
 
   dataset: Literal["prm800k", "arithmetic", "stepwise"]
-  test_problems: list[str]  # problems that training must leave out, in each spelling
+  test_problems: list[str]  # problems that training leaves out; `problem_key` compares them
   recipe: recipes.Recipe | None = None  # for records in PRM800K's format
   labels: str = ""  # for stepwise: the kind of its labels
   classes: tuple[str, ...] = CLASSES["process"]  # classes of a head trained on the steps
@@ -89,7 +89,7 @@ def step_trees(
   excluded = manifest.test_problems if split == "train" else ()
   if manifest.recipe is None:
     trees = itertools.islice(stepwise.stored_trees(directory, split), limit)
-    return _kept(trees, objective, frozenset(excluded))
+    return _kept(trees, objective, {*map(problem_key, excluded)})
   records = itertools.islice(stored_records(directory, split), limit)
   recipe = manifest.recipe
   if not alternatives:
@@ -100,11 +100,15 @@ def step_trees(
 def _kept(
   trees: Iterable[StepTree], objective: str, excluded: Collection[str]
 ) -> tuple[list[StepTree], dict[str, Any]]:
-  """Returns the trees to train on (process: up to the last label), and counts of rows and drops."""
+  """Returns the trees to train on (process: up to the last label), and counts of rows and drops.
+
+  Args:
+    excluded: keys of the problems whose trees are dropped.
+  """
   kept, dropped, read = [], Counter(), 0
   for tree in trees:
     read += 1
-    if tree.problem in excluded:
+    if problem_key(tree.problem) in excluded:
       dropped["test_problem"] += 1
     elif objective == "outcome" and tree.outcome is None:
       dropped["no_is_correct"] += 1

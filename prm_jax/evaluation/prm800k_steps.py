@@ -30,10 +30,10 @@ OF_STEPS = ("steps", "labels", "parents", "probs", "scores", "std")  # fields wi
 
 
 def read(directory: str | pathlib.Path, split: str) -> tuple[list[Labelled], list[Labelled]]:
-  """Returns the trees and paths of a split of a prepared dataset; none if no step has a label."""
-  trees, _ = labelled.step_trees(directory, split, "process")
+  """Returns the paths and trees of a split of a prepared dataset; none if no step has a label."""
   paths, _ = labelled.step_trees(directory, split, "process", alternatives=False)
-  return [_labelled(x) for x in trees], [_labelled(x) for x in paths]
+  trees, _ = labelled.step_trees(directory, split, "process")
+  return [_labelled(x) for x in paths], [_labelled(x) for x in trees]
 
 
 def _labelled(tree: StepTree) -> Labelled:
@@ -44,7 +44,7 @@ def _labelled(tree: StepTree) -> Labelled:
 
 
 def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[Judged]]:
-  """Returns the trees and paths of a file of labelled lines with probabilities.
+  """Returns the paths and trees of a file of labelled lines with probabilities.
 
   A line has PRM800K's format, with `rating_probs` in each completion; or is `problem`, `steps`,
   `labels` of one `_kind` in the whole file, and `rating_probs` or `step_scores`.
@@ -57,7 +57,7 @@ def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[J
   trees, paths = (_solutions(records, recipe, neutral) for recipe in (PAPER, OWN_PATH))
   if not paths:
     raise ValueError(f"{path}: no labelled step")
-  return trees, paths
+  return paths, trees
 
 
 def unscored(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
@@ -140,7 +140,7 @@ def _solution(
 
 
 def measures(
-  trees: Sequence[Judged], paths: Sequence[Judged], threshold: float
+  paths: Sequence[Judged], threshold: float, trees: Sequence[Judged]
 ) -> dict[str, np.ndarray]:
   """Returns the measures that have an interval, by row of `problem_weights`.
 
@@ -194,14 +194,14 @@ def weighted_auroc(
   return np.array(out)
 
 
-def evaluate(trees: Sequence[Judged], paths: Sequence[Judged], threshold: float) -> dict[str, Any]:
+def evaluate(paths: Sequence[Judged], threshold: float, trees: Sequence[Judged]) -> dict[str, Any]:
   """Returns the numbers of the steps and of the first wrong steps, with intervals over problems.
 
   These are the keys of `step_metrics.step_metrics`; `f1_by_class`; `first_error`, the fractions of
   ProcessBench; `intervals`; and `curve`.
   """
   steps = diagnostics.steps_of(trees)
-  intervals = with_intervals(measures(trees, paths, threshold))
+  intervals = with_intervals(measures(paths, threshold, trees))
   first = {"n": len(paths), "errors": sum(path.first_error >= 0 for path in paths)}
   for name in first_error.MEASURES:
     first[name] = intervals[f"first_error/{name}"]["value"]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from prm_jax.datasets import labelled as prm800k_labels
-from prm_jax.datasets import process_bench as data
+from prm_jax.datasets import process_bench as process_bench_data
+from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.evaluation import diagnostics, first_error, prm800k_steps, prm_bench, process_bench
 from prm_jax.evaluation.judged import (
   Judged,
@@ -45,15 +45,14 @@ def read(
   Raises:
     FileNotFoundError, NotADirectoryError, ValueError: the folder has no such benchmark.
   """
-  manifest = directory / prm800k_labels.MANIFEST
+  manifest = directory / MANIFEST
   made = str(json_lines.document_or_empty(manifest).get("dataset"))
-  if not manifest.is_file() and name == "prm800k" and data.files(directory):
+  if not manifest.is_file() and name == "prm800k" and process_bench_data.files(directory):
     made = "process_bench"
   if (fits := BENCHMARKS.get(made, name)) != name:
     raise ValueError(f"{directory}: data of {made}: give --benchmark={fits}")
   if name == "prm800k":
-    trees, paths = prm800k_steps.read(directory, split or "test")
-    return paths, trees
+    return prm800k_steps.read(directory, split or "test")
   return _of_group(MODULES[name].read(directory), split, directory), []
 
 
@@ -85,8 +84,7 @@ def scored(
     ValueError: there is no solution.
   """
   if name == "prm800k":
-    trees, paths = prm800k_steps.scored(path, neutral)
-    return paths, trees
+    return prm800k_steps.scored(path, neutral)
   return _of_group(MODULES[name].scored(path, neutral), split, path), []
 
 
@@ -111,7 +109,7 @@ def result(
   """
   decided = prm_bench.step_differences(judged) if differences else judged
   if name == "prm800k":
-    out = prm800k_steps.evaluate(trees, decided, threshold)
+    out = prm800k_steps.evaluate(decided, threshold, trees)
   else:
     out = MODULES[name].evaluate(decided, threshold)
   out["diagnostics"] = diagnostics.diagnose(judged, THRESHOLD if differences else threshold, trees)
@@ -201,7 +199,7 @@ def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | li
     if _is_process_bench(first):
       judged = [*process_bench.scored(path, neutral)]
     else:
-      _, judged = prm800k_steps.scored(path, neutral)
+      judged, _ = prm800k_steps.scored(path, neutral)
     if any(each.verdict is not None for each in judged):
       raise ValueError(f"{path}: its lines have verdicts, which do not depend on a threshold")
   elif any("verdicts" in record for _, record in records):
@@ -216,7 +214,7 @@ def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | li
 def labelled(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
   """Returns the solutions of (FILE:LINE, record) pairs in a form of `threshold_solutions`."""
   if _is_process_bench(records[0][1]):
-    read = lambda where, record: json_lines.convert(record, data.Solution, where)
+    read = lambda where, record: json_lines.convert(record, process_bench_data.Solution, where)
     return [process_bench.labelled(read(*each)) for each in records]
   return prm800k_steps.unscored(records)
 
@@ -268,7 +266,7 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
         f"{len(second)}, {other} of the first are not in the second or stand elsewhere"
       )
   thresholds = [each.threshold for each in results]
-  arguments = [trees, judged, thresholds] if name == "prm800k" else [judged, thresholds]
+  arguments = [judged, thresholds, *([trees] if name == "prm800k" else [])]
   a, b = (MODULES[name].measures(*each) for each in zip(*arguments))
   rows = {}
   for key, each in with_intervals({key: a[key] - b[key] for key in a}).items():

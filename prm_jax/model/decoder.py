@@ -60,8 +60,8 @@ class StepScorer(nnx.Module):
     stack = nnx.vmap(lambda r: Block(c, r), in_axes=0, out_axes=0)
     self.blocks = stack(rngs.split(c.layers))
     self.final_norm = constant(0 if c.norm_offset else 1, (D,), (None,), dtype)
-    # The class head, float32: all parameters named head*, which `class_logits` reads.  It is zero
-    # at first, so that training starts from uniform probabilities.
+    # The class head, float32: all parameters named head*, which only `class_logits` reads.  It is
+    # zero at first, so that training starts from uniform probabilities.
     self.head = constant(0, (D, outputs), ("fsdp", None), "float32")
     self.head_bias = constant(0, (outputs,), (None,), "float32")
     if not c.tied_embeddings:
@@ -74,6 +74,10 @@ class StepScorer(nnx.Module):
     every = jnp.einsum("BTD,DC->BTC", hidden.astype(jnp.float32), self.head[...])
     logits = jnp.take_along_axis(every, read_positions[..., None], axis=1) + self.head_bias[...]
     return logits.reshape(*read_positions.shape, -1, self.num_classes)
+
+  def class_log_probs(self, hidden: jax.Array, read_positions: jax.Array) -> jax.Array:
+    """Returns the class log-probabilities, float32 `[B, R, K, C]`: of the loss and of scores."""
+    return jax.nn.log_softmax(self.class_logits(hidden, read_positions))
 
   def next_token_logits(self, hidden: jax.Array) -> jax.Array:
     """Returns the vocabulary logits, float32 `[B, T, V]`."""

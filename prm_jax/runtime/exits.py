@@ -119,8 +119,6 @@ def delete(path: pathlib.Path) -> None:
 def end_with_parent() -> None:
   """Lets the system kill this process when its parent has ended; does nothing but on Linux."""
   if sys.platform == "linux":
-    import ctypes
-
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 

@@ -68,7 +68,7 @@ def log_probs(
     head: of a published model; (): the model's own head.
   """
   if not head:
-    return jax.nn.log_softmax(model.class_logits(hidden, read_positions))
+    return model.class_log_probs(hidden, read_positions)
   x = jnp.take_along_axis(hidden, read_positions[..., None], axis=1).astype(jnp.float32)
   for i, (weight, bias) in enumerate(head):
     x = jax.nn.relu(x) if i else x

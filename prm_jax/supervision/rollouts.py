@@ -126,7 +126,7 @@ class Annotator:
     """
     waiting, done = collections.deque(left), len(journal.done)
     refused: dict[int, ValueError] = {}  # by problem
-    before = 0  # refused before the last rollout
+    excused = 0  # problems refused before the latest rollout: later ones are in a row
     under_way: dict[int, list[Steps]] = {}  # by problem, the prefixes that need rollouts
     made: collections.Counter[str] = collections.Counter()
     total = done + len(left)
@@ -141,7 +141,7 @@ class Annotator:
             made_before = problems[i].counts.get(steps, Count()).n
             size = min(self.per_round, self.s.rollouts - made_before)
             by_size[size].append((i, steps))
-        made_so_far = made["rollouts"]
+        before_round = made["rollouts"]
         for size, asked in by_size.items():
           try:
             self._round([(problems[i], steps) for i, steps in asked], size, made, bar)
@@ -150,9 +150,9 @@ class Annotator:
               i = asked[index][0]
               name = f"problem {i + 1}, {json_lines.show(problems[i].text)}"
               refused.setdefault(i, ValueError(f"{name}: {why}"))
-        if made["rollouts"] > made_so_far:
-          before = len(refused)
-        elif len(refused) - before >= REFUSED:
+        if made["rollouts"] > before_round:
+          excused = len(refused)
+        elif len(refused) - excused >= REFUSED:
           break
         for i in [*under_way]:
           problem = problems[i]

@@ -138,7 +138,7 @@ class Checkpointer:
         unfinished saves alone, as another process may be writing them.
     """
     self._policy = c
-    self.evaluated: dict[int, dict[str, Any]] = {}  # by step, of the run that writes
+    self.evaluations: dict[int, dict[str, Any]] = {}  # by step, of the run that writes
     self._info: dict[int, dict[str, Any]] = {}  # metadata read or written so far, by step
     self._saving: tuple[int, Any] | None = None  # step and future of the save under way
     self._directory = storage.absolute(workdir) / "checkpoints"
@@ -229,7 +229,7 @@ class Checkpointer:
     for step in sorted(steps, reverse=True):
       with contextlib.suppress(Exception):  # `newest` reports a damaged one when it is its turn
         known = self.evaluations_until(step) | known
-    ranked = evaluations.ranked(known | self.evaluated, metric or self._best_metric(steps))
+    ranked = evaluations.ranked(known | self.evaluations, metric or self._best_metric(steps))
     return [step for step in ranked if step in steps]
 
   def _best_metric(self, steps: Sequence[int]) -> str:
@@ -268,8 +268,8 @@ class Checkpointer:
     self.finish()
     step, tree = int(state.step), {"params": state.params, "optimizer": state.opt_state}
     values = dataclasses.asdict(metadata) | {"versions": distributed.versions()}
-    values |= {"evaluation": self.evaluated.get(step), "checksums": checksums(tree)}
-    values["evaluations"] = {str(k): evaluations.brief(x) for k, x in self.evaluated.items()}
+    values |= {"evaluation": self.evaluations.get(step), "checksums": checksums(tree)}
+    values["evaluations"] = {str(k): evaluations.brief(x) for k, x in self.evaluations.items()}
     self._info[step] = values
     custom = values | {"sha256": _digest(values)}
     start = self._checkpointer.save_checkpointables_async

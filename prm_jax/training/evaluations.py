@@ -43,7 +43,7 @@ def why_stop(evaluations: Evaluations, c: config_lib.Train) -> str:
   )
 
 
-def too_few(c: config_lib.Train) -> str:
+def why_too_few(c: config_lib.Train) -> str:
   """Returns why `train.stop_patience` cannot end a run of these settings early; "": it can."""
   available, needed = (c.steps - 1) // c.eval_every, c.stop_patience + 1
   if not c.stop_patience or available >= needed:
@@ -55,7 +55,7 @@ def too_few(c: config_lib.Train) -> str:
   )
 
 
-def undefined(evaluation: Mapping[str, Any], c: config_lib.Train, split: str) -> str:
+def why_undefined(evaluation: Mapping[str, Any], c: config_lib.Train, split: str) -> str:
   """Returns why an evaluation of `split` cannot rank its step; "": it can."""
   if _values({0: evaluation}, c.best_metric):
     return ""

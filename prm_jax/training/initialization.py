@@ -113,7 +113,7 @@ def public_params(
     ValueError: a text of `init.head_tokens` is not one token, or there are not as many as classes;
       the run needs a language-model head and the checkpoint has none; or as `weights.load`.
   """
-  head, texts, classes = abstract["head"], c.init.head_tokens, contract.classes
+  texts, classes = c.init.head_tokens, contract.classes
   ids = [tokenizer.encode(text) for text in texts]
   if texts and [*map(len, ids)] != [1] * len(classes):
     raise ValueError(
@@ -122,7 +122,7 @@ def public_params(
     )
   blocks = {name: x for name, x in abstract["blocks"].items() if "_lora_" not in name}
   base = abstract | {"blocks": blocks}
-  start = step_lib.first_head(c)
+  start = step_lib.initial_head(c)
   from_run = checkpoint_lib.latest(c.init.checkpoint) is not None
   params, stored = run_params(c, base) if from_run else model_params(c, base)
   meaning = lambda contract: (contract.objective, contract.classes, contract.heads)
@@ -144,6 +144,7 @@ def public_params(
   drawn = jax.jit(draw, out_shardings=shardings)(jax.random.key(c.train.seed))
   params |= drawn | {"blocks": params["blocks"] | drawn["blocks"]}
   if start == "tokens":
+    head = abstract["head"]
     columns = lambda p: p.get("language_model", p["embedding"].T)[:, jnp.array(ids).ravel()]
     made = jax.jit(lambda p: columns(p).astype(head.dtype), out_shardings=head.sharding)
     params |= {"head": made(params)}
@@ -152,7 +153,7 @@ def public_params(
 
 def run_params(c: config_lib.Experiment, abstract: Params) -> tuple[Params, StepContract]:
   """Returns another run's newest readable parameters, factors merged, and its head's contract."""
-  mesh = abstract["head"].sharding.mesh
+  mesh = abstract["embedding"].sharding.mesh
   _, metadata, params = checkpoint_lib.restore_params(c.init.checkpoint, mesh)
   convert = lambda params: merge(abstract, merge_lora(params, metadata.config.model))
   convert = jax.jit(convert, out_shardings=sharding_lib.shardings(abstract))

@@ -33,7 +33,7 @@ from prm_jax.training import step as step_lib
 from prm_jax.training.metric_log import Goodput, Log, UpdateMetrics
 from prm_jax.types import Batch, StepTree
 
-READS = 32  # solutions in memory: reads per row are a multiple of it, so that runs share programs
+ROUND_READS_TO = 32  # of solutions in memory: few sizes of rows, so that runs share programs
 PROFILED = 3  # updates of a profiler trace
 PREFETCHED = 2  # batches built ahead
 
@@ -76,8 +76,8 @@ def train(run: "Run") -> dict[str, Any]:
   killed; the process that resumes it evaluates first.
   """
   c, updates, result = run.config.train, run.updates, {}
-  if run.start and run.start % c.eval_every == 0 and run.start not in run.checkpointer.evaluated:
-    result = run.evaluated(run.start)
+  if run.start and run.start % c.eval_every == 0 and run.start not in run.checkpointer.evaluations:
+    result = run.evaluate_and_log(run.start)
   if run.start == c.steps or run.out_of_patience(run.start):
     run.log.say(f"nothing left to do: {run.lock.workdir} is at step {run.start} of {c.steps}")
     return result or run.evaluate()
@@ -96,7 +96,7 @@ def train(run: "Run") -> dict[str, Any]:
     if evaluate or save:
       updates.write()  # raises if the loss is not finite, before such a state is saved
     if evaluate:
-      result = run.evaluated(step)
+      result = run.evaluate_and_log(step)
       last = last or run.out_of_patience(step)
       save = save or last or run.is_best(step)
     if save:
@@ -142,7 +142,7 @@ class Run:
       self.state = self.first_state()
       self.start = int(self.state.step)  # updates made before this process; waits
       if self.start:
-        self.checkpointer.evaluated = self.checkpointer.evaluations_until(self.start)
+        self.checkpointer.evaluations = self.checkpointer.evaluations_until(self.start)
     self.guard = stack.enter_context(distributed.PreemptionGuard())
     self.log = Log(lock, c, self.start, stack)
     if "goodput" in self.log.last:
@@ -223,8 +223,8 @@ class Run:
     if c.optim.warmup_steps >= c.train.steps:
       few = f"{c.train.steps} steps of optim.warmup_steps={c.optim.warmup_steps}"
       lines.append(f"warning: the learning rate rises to the end of the run: {few}")
-    if late := evaluations.too_few(c.train):
-      lines.append(f"warning: {late}")
+    if why := evaluations.why_too_few(c.train):
+      lines.append(f"warning: {why}")
     return "\n".join(lines)
 
   def update(self, step: int, batch: Batch) -> dict[str, jax.Array]:
@@ -281,20 +281,22 @@ class Run:
     with self.goodput.spent_on("compilation"), progress.waiting(f"compiling the {name}"):
       return program(*args)
 
-  def evaluated(self, step: int) -> dict[str, Any]:
+  def evaluate_and_log(self, step: int) -> dict[str, Any]:
     """Evaluates the state of this step, for the log and for this and later checkpoints."""
     result, split = self.evaluate(), self.config.data.eval_name
-    if not self.warned and (why := evaluations.undefined(result, self.config.train, split)):
+    if not self.warned and (why := evaluations.why_undefined(result, self.config.train, split)):
       self.log.say(f"warning: {why}")
       self.warned = True
-    self.checkpointer.evaluated[step] = result
+    self.checkpointer.evaluations[step] = result
     if not self.log.has(step, split):  # a resumed run may have evaluated it and been killed
       self.log.write(step, split, result)
     return result
 
   def is_best(self, step: int) -> bool:
     """Returns whether `train.stop_patience` is set and this step is the best.  All hosts agree."""
-    best = evaluations.without_better(self.checkpointer.evaluated, self.config.train.best_metric)[0]
+    best = evaluations.without_better(self.checkpointer.evaluations, self.config.train.best_metric)[
+      0
+    ]
     return self.config.train.stop_patience > 0 and distributed.somewhere(best == step)
 
   def out_of_patience(self, step: int) -> bool:
@@ -304,7 +306,7 @@ class Run:
     """
     if not self.config.train.stop_patience:
       return False  # and spares the hosts a collective
-    why = evaluations.why_stop(self.checkpointer.evaluated, self.config.train)
+    why = evaluations.why_stop(self.checkpointer.evaluations, self.config.train)
     if ends := distributed.somewhere(bool(why)):
       self.log.bar.total = step  # the last update, whose goodput record is printed
       self.log.say(f"early stopping at step {step}: {why}")
@@ -358,7 +360,7 @@ def read_rows(
     contract = token_tree.step_contract(
       tokenizer, data.separator, c.loss.objective, solutions.recipe, heads=c.loss.heads
     )
-    how = {"row_length": data.row_length, "merge": data.merge, "round_reads_to": READS}
+    how = {"row_length": data.row_length, "merge": data.merge, "round_reads_to": ROUND_READS_TO}
     pack = functools.partial(step_dataset.pack, tokenizer=tokenizer, contract=contract, **how)
     train, evaluation = pack(solutions.train), pack(solutions.evaluation, evaluation=True)
   else:

@@ -66,8 +66,7 @@ def sums(
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
   out = {}
   if config.objective != "language_model":
-    logits = model.class_logits(hidden, batch.read_positions)
-    log_probs = jax.nn.log_softmax(logits)  # [B, R, K, C]
+    log_probs = model.class_log_probs(hidden, batch.read_positions)  # [B, R, K, C]
     head_weights = bootstrap_weights(batch, config, seed) / config.heads
     out["step"] = -jnp.einsum(
       "BRC,BRK,BRKC->", class_weights(batch, config), head_weights, log_probs, precision="highest"

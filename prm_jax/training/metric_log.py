@@ -218,7 +218,8 @@ class UpdateMetrics:
     (step, *arrays), self._due = self._due, None
     rate, values = jax.device_get(arrays)
     means = {key: float(np.mean([update[key] for update in values])) for key in values[0]}
-    (start, waited), _ = self._start, self.restart()
+    start, waited = self._start
+    self.restart()
     seconds, waited = self._start[0] - start, self._start[1] - waited
     means["learning_rate"] = float(rate)
     means["tokens_per_second"] = len(values) * self._tokens / seconds

@@ -55,8 +55,8 @@ def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformat
   return optax.chain(optax.clip_by_global_norm(c.clip_norm), adamw, scaled)
 
 
-def first_head(c: config_lib.Experiment) -> str:
-  """Returns `init.head`, with "auto" resolved by the number of heads."""
+def initial_head(c: config_lib.Experiment) -> str:
+  """Returns how the class head starts: `init.head`, with "auto" resolved by the number of heads."""
   return {"auto": "random" if c.loss.heads > 1 else "zeros"}.get(c.init.head, c.init.head)
 
 
@@ -155,7 +155,7 @@ def read_log_probs(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> jax.
   """Returns class log-probabilities by head, float32 `[B, R, K, C]`, at the read positions."""
   model: decoder.StepScorer = nnx.merge(graphdef, params)
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
-  return jax.nn.log_softmax(model.class_logits(hidden, batch.read_positions))
+  return model.class_log_probs(hidden, batch.read_positions)
 
 
 def text_nll(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> tuple[jax.Array, jax.Array]:
@@ -200,13 +200,15 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
   _check_rows(c, mesh)
   if c.loss.class_weights and len(c.loss.class_weights) != num_classes:
     raise ValueError(f"loss.class_weights={c.loss.class_weights}: there are {num_classes} classes")
-  train = config_lib.Train(
-    steps=c.train.steps,
-    microbatches=c.train.microbatches,
-    seed=c.train.seed if c.loss.heads > 1 else 0,  # of bootstrap weights
-  )
-  head_std = c.init.head_std if first_head(c) == "random" else 0.0
-  return _programs(c.model, c.loss, c.optim, c.tpu, train, head_std, vocab_size, num_classes, mesh)
+  numbers = {
+    "steps": c.train.steps,
+    "microbatches": c.train.microbatches,
+    "seed": c.train.seed if c.loss.heads > 1 else 0,  # of bootstrap weights
+    "head_std": c.init.head_std if initial_head(c) == "random" else 0.0,
+    "vocab_size": vocab_size,
+    "num_classes": num_classes,
+  }
+  return _programs(c.model, c.loss, c.optim, c.tpu, mesh, **numbers)
 
 
 @functools.lru_cache(8)  # so whatever the functions depend on must be an argument, and no more
@@ -215,14 +217,17 @@ def _programs(
   loss: config_lib.Loss,
   optim: config_lib.Optim,
   tpu: config_lib.Tpu,
-  train: config_lib.Train,
+  mesh: Mesh,
+  *,
+  steps: int,
+  microbatches: int,
+  seed: int,
   head_std: float,
   vocab_size: int,
   num_classes: int,
-  mesh: Mesh,
 ) -> Programs:
   sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "heads": loss.heads}
-  rules = {"optimizer": make_optimizer(optim, train.steps), "loss": loss, "optim": optim}
+  rules = {"optimizer": make_optimizer(optim, steps), "loss": loss, "optim": optim}
   graphdef = graph(model, **sizes)
   params = decoder.abstract_params(model, **sizes, mesh=mesh)
   abstract = abstract_state(params, **rules)
@@ -230,11 +235,7 @@ def _programs(
   start = functools.partial(begin, **rules)
   init = lambda key: start(init_params(key, config=model, head_std=head_std, **sizes))
   update = functools.partial(
-    train_step,
-    graphdef=graphdef,
-    microbatches=train.microbatches,
-    seed=train.seed,
-    **rules,
+    train_step, graphdef=graphdef, microbatches=microbatches, seed=seed, **rules
   )
   text = loss.objective == "language_model"
   read = functools.partial(text_nll if text else read_log_probs, graphdef=graphdef)
@@ -293,7 +294,7 @@ def abstract_state(
   start = functools.partial(begin, optimizer=optimizer, loss=loss, optim=optim)
   state, trained = jax.eval_shape(start, params), select(params, loss, optim)
   master, moments = state.opt_state
-  everywhere = sharding_lib.replicated(params["head"].sharding.mesh)
+  everywhere = sharding_lib.replicated(params["embedding"].sharding.mesh)
   like = lambda x, param: x.update(sharding=param.sharding)
   whole = lambda x: x.update(sharding=everywhere)
   moments = optax.tree_map_params(optimizer, like, moments, trained, transform_non_params=whole)

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import pathlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -62,7 +62,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     self.skipped: dict[str, dict[str, str]] = {split: {} for split in self.paths}
     self.kind: records.Kind | None = None  # kind of the labels; None before the build
     self.counts: dict[str, dict[str, Counter]] = {}  # each split's part of manifest.json
-    self.test_problems: set[str] = set()  # the problems held out, in each spelling
+    self.test_problems: set[str] = set()  # keys of the problems that are held out
     super().__init__(file_format="array_record", **kwargs)
 
   @property
@@ -76,14 +76,13 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     return stored.info(self, {name: tfds.features.Text() for name in names})
 
   def _split_generators(self, dl_manager):
-    # The spellings of each problem, by its key.
-    problems = {split: defaultdict(set) for split in self.paths}
-    known = set()  # keys of problems with a label or is_correct
+    problems = {split: set() for split in self.paths}  # their keys
+    known = set()  # of problems with a label or is_correct
 
     def first_pass():
       for split in self.paths:
         for solution, zero_is_wrong, where in self._solutions(split):
-          problems[split][key := problem_key(solution.problem)].add(solution.problem)
+          problems[split].add(key := problem_key(solution.problem))
           if solution.is_correct is not None or any(x is not None for x in solution.labels):
             known.add(key)
           yield solution, zero_is_wrong, where
@@ -94,19 +93,17 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     self.kind = records.kind_of(first_pass(), self._options.labels)
     if "test" in self.paths:
       rows = {split: self._solutions(split) for split in self.paths}
-      tested = problems["test"].keys()
+      self.test_problems = problems["test"]
     else:
       # The problems with the smallest hashes: the same ones when lines are added or moved.
       # At least one problem is left to train on.
       count = min(round(self._options.test_share * len(known)), len(known) - 1)
       digest = lambda problem: hashlib.sha256(problem.encode()).digest()
-      tested = {*sorted(known, key=digest)[: max(count, 0)]}
-      is_tested = lambda row: problem_key(row[0].problem) in tested
+      self.test_problems = {*sorted(known, key=digest)[: max(count, 0)]}
+      is_tested = lambda row: problem_key(row[0].problem) in self.test_problems
       rows = {"train": itertools.filterfalse(is_tested, self._solutions("train"))}
-      if tested:
+      if self.test_problems:
         rows["test"] = filter(is_tested, self._solutions("train"))
-    for by_key in problems.values():
-      self.test_problems.update(*(by_key[key] for key in tested & by_key.keys()))
     return {split: self._generate_examples(split, lines) for split, lines in rows.items()}
 
   def _solutions(self, split: str) -> Iterator[tuple[records.Labelled, bool, str]]:
@@ -135,7 +132,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       if not known and solution.is_correct is None:
         counts["dropped"]["no_labels"] += 1
         continue
-      if split == "train" and solution.problem in self.test_problems:
+      if split == "train" and problem_key(solution.problem) in self.test_problems:
         counts["dropped"]["test_problem"] += 1  # training drops these: `labelled.step_trees`
       else:
         counts["rows"]["kept"] += 1
