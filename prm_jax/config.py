@@ -96,8 +96,9 @@ class Checked:
         raise ValueError(f"{section}.{key}={value!r}: {error}{text}") from None
     for wrong, keys, expected in self._rules():
       if wrong:
-        values = [f"{section}.{key}={operator.attrgetter(key)(self)!r}" for key in keys.split()]
-        raise ValueError(f"{', '.join(values)}: expected {expected}".replace("experiment.", ""))
+        within = "" if section == "experiment" else f"{section}."
+        values = [f"{within}{key}={operator.attrgetter(key)(self)!r}" for key in keys.split()]
+        raise ValueError(f"{', '.join(values)}: expected {expected}")
 
   def _rules(self) -> Iterator[tuple[bool, str, str]]:
     """Yields rules between fields: whether one is broken, the fields' names, what is expected."""
@@ -173,7 +174,7 @@ class Model(Checked):
   param_dtype: Literal["float32", "bfloat16"] = "float32"  # of parameters except the step head
   # Rematerialisation: the outputs that the backward pass computes again.  "none": none.
   # "dots_no_batch": all but products of activations and weights.  "dots": all but matrix products,
-  # including attention's.  "full": the whole layer.
+  # including those of dense attention.  "full": the whole layer.
   remat: Changeable[Literal["none", "dots", "dots_no_batch", "full"]] = "none"
   # With remat="full", outputs that are kept all the same: of PROJECTIONS and of "attention".
   saved: Changeable[tuple[Literal[Projection, "attention"], ...]] = ()
@@ -299,7 +300,7 @@ class Train(Checked):
   stop_patience: Changeable[Whole] = 0
   wandb: Changeable[str] = ""  # project of Weights & Biases that also gets the metrics; "": none
   profile_at: Changeable[Whole] = 0  # first of three updates traced to WORKDIR/profile; 0: none
-  seed: Whole = 0  # of initialisation and row order
+  seed: Whole = 0  # of initialisation, row order and the resampling of `loss.heads`
 
   def _rules(self):
     lost = self.stop_patience and not self.keep_best

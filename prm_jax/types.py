@@ -75,7 +75,7 @@ class StepContract:
   separator: str  # text after the problem and after each step, encoded on its own
   separator_ids: tuple[int, ...]
   read: str  # "last separator token" (process) or "last solution token" (outcome)
-  neutral: str  # "positive" or "negative": how the neutral class counts in a solution score
+  neutral: str  # how the neutral class counts in a score: "positive", "negative"; "none": no class
   tokenizer_hash: str  # `Tokenizer.hash`: SHA-256 of the file and of its setting of the first token
   recipe: str  # conversion recipe of the training labels
   heads: int = 1  # of the ensemble; the probability is the mean over them

@@ -9,8 +9,9 @@ of Math-Shepherd, or problem, steps, labels; docs/data.md describes the forms.  
 models on process_bench and prm_bench, and also reads their published files.
 
 Without --source the script downloads the files (prm800k: 477 MB, kept in --download_dir) and
-verifies them.  The full PRM800K (101,599 records) takes about a minute on one core.  docs/data.md
-shows how Apache Beam writes it in many processes.
+verifies those that have published checksums, all but process_bench's.  The full PRM800K (101,599
+records) should take a minute or two on one core.  docs/data.md shows how Apache Beam writes it in
+many processes.
 """
 
 from __future__ import annotations

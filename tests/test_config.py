@@ -67,6 +67,7 @@ def test_a_switch_needs_no_value(monkeypatch):
     ("Experiment(train=Optim())", "experiment.train=Optim("),
     ("Model(lora_rank=1, lora_targets=('up', 'up'))", "one or more weights, each once"),
     ("Model(local_rope_theta=10.0)", "model.window=0: expected a window with it"),
+    ("Experiment(data=Data(text_train='my.experiment.jsonl'))", "text_train='my.experiment.jsonl'"),
     ("Experiment(model=Model(lora_rank=4))", "config.py:3: ValueError: optim.trained='all', model"),
   ],
 )

@@ -77,13 +77,13 @@ def test_invalid_files_of_a_base_model_are_ignored(tmp_path, text):
 def test_a_card_names_its_base_models():
   """The card names every model from which a run started; its front matter has id and licence."""
   bases = [model_card.BaseModel("text_run"), model_card.BaseModel("a/b", "gemma", "LICENSE")]
-  card = model_card.write(facts(bases=bases))
+  card = model_card.write(facts(bases=bases, dataset="prm800k"))
   values = front_matter(card)
   assert (values["license"], values["base_model"]) == ("gemma", "a/b")
   assert values["pipeline_tag"] == "token-classification"
   assert "It started from text\\_run.\ntext\\_run started from a/b." in card
   assert "Cite the method and PRM800K as below, and the base model as its authors ask.\n" in card
-  assert "Cite the method and PRM800K as below.\n" in model_card.write(facts())
+  assert "Cite the method as below.\n" in model_card.write(facts())
   unknown = model_card.write(facts(bases=bases[:1]))
   assert "Licence of the base: unknown: see the base model." in unknown
   assert not {"license", "base_model"} & front_matter(unknown).keys()
@@ -119,6 +119,20 @@ def test_a_card_has_contract_data_metrics_and_training():
     assert words in card, words
   share = tiny.change(facts().config, "data", share=0.004)
   assert "Trained on 0.4 % of the problems" in model_card.write(facts(config=share))
+  lora = dataclasses.replace(
+    share,
+    model=dataclasses.replace(share.model, lora_rank=4),
+    optim=dataclasses.replace(share.optim, trained="lora"),
+  )
+  assert "Trained: the step head and low-rank factors of rank 4" in model_card.write(
+    facts(config=lora)
+  )
+  fixed = tiny.change(share, "optim", embedding_scale=0.0)
+  assert "Trained: all parameters, not the embedding;" in model_card.write(facts(config=fixed))
+  contract = dataclasses.replace(tiny.contract(), objective="language_model", classes=("tokens",))
+  targets = {"train": {"targets": {"tokens": 6}}}
+  of_text = model_card.write(facts(kind="causal-lm", contract=contract, manifest=targets))
+  assert "6 target tokens" in of_text and "Recipe" not in of_text and "PRM800K" not in of_text
   empty = model_card.write(facts())
   assert "Dataset: unknown" in empty and "This step was not evaluated" in empty
 

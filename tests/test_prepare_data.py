@@ -146,6 +146,14 @@ def test_a_killed_run_leaves_no_dataset(tmp_path, source):
   assert leftovers(tmp_path) == []
 
 
+def test_a_dataset_that_needs_no_download_needs_no_home(tmp_path):
+  """Generated and local data are prepared where HOME cannot be written, as in some containers."""
+  flags = ["--dataset=arithmetic", "--arithmetic.test_problems=2", "--arithmetic.train_problems=9"]
+  output = tmp_path / "out"
+  conftest.start_script("prepare_data.py", *flags, f"--output={output}", HOME="/proc/nohome")
+  assert (output / "manifest.json").is_file()
+
+
 def test_training_reads_what_the_manifest_counts(tmp_path, source):
   """The trees of each split have the labels that the manifest counts, for each dataset."""
   generator = arithmetic.Generator(train_problems=10, test_problems=5, candidates=2)

@@ -25,7 +25,7 @@ from prm_jax.datasets import (
 from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.datasets.stepwise import Stepwise
-from prm_jax.runtime import json_lines, storage
+from prm_jax.runtime import exits, json_lines, storage
 from prm_jax.runtime.progress import Progress
 
 PAPER = recipes.RECIPES["paper"]
@@ -86,7 +86,7 @@ def prepare_prm800k(
     builder = prm800k.Builder(
       source=source, config=config, data_dir=temporary, on_bad_record=on_bad_record
     )
-    manifest |= _build(builder, download_dir, beam)
+    manifest |= _build(builder, None if source else download_dir, beam)
     test_file = _test_file(source, download_dir)
     problems = math_splits.read_problems(test_file) if test_file else ()
     bad = builder.skipped
@@ -167,7 +167,7 @@ def prepare_benchmark(
   """Writes one of `BENCHMARKS`; a local `source` may hold only some of its files."""
   with new_dataset(output, overwrite, source, download_dir) as (temporary, manifest):
     builder = BENCHMARKS[name](source=source, data_dir=temporary)
-    manifest |= _build(builder, download_dir)
+    manifest |= _build(builder, None if source else download_dir)
     sizes = {split: info.num_examples for split, info in builder.info.splits.items()}
     manifest["source"] = download.describe(builder)
     manifest["splits"] = {split: {"rows": {"read": n, "kept": n}} for split, n in sizes.items()}
@@ -254,16 +254,22 @@ def new_dataset(
 
 def _build(
   builder: tfds.core.DatasetBuilder,
-  download_dir: str | pathlib.Path = download.DOWNLOADS,
+  download_dir: str | pathlib.Path | None = None,
   beam: Beam = Beam(),
 ) -> dict[str, str]:
-  """Runs a TFDS builder and hides its output; returns the first entries of the manifest."""
+  """Runs a TFDS builder and hides its output; returns the first entries of the manifest.
+
+  Args:
+    download_dir: TFDS makes folders in it even if nothing is downloaded; None: a temporary one.
+  """
   print(f"writing {builder.name}", file=sys.stderr, flush=True)
   tfds.disable_progress_bar()
   bar = Progress(desc="writing", unit="shards", leave=False, disable=bool(beam.runner))
-  with contextlib.redirect_stdout(io.StringIO()), bar:
+  with contextlib.redirect_stdout(io.StringIO()), exits.scratch_directory() as scratch, bar:
     builder.bar = None if beam.runner else bar
-    builder.download_and_prepare(download_dir=download_dir, download_config=beam.download_config())
+    builder.download_and_prepare(
+      download_dir=download_dir or scratch, download_config=beam.download_config()
+    )
   if empty := [split for split, info in builder.info.splits.items() if not info.num_examples]:
     raise ValueError(f"{builder.name}: no example of the split {', '.join(empty)}")
   return {"dataset": builder.name, "data": builder.info.full_name}

@@ -93,7 +93,7 @@ class Examples(Sequence):
     except Exception as error:  # array_record's errors name no file
       ends = itertools.accumulate(file.examples_in_shard for file in self._files)
       name = next(file.filename for file, end in zip(self._files, ends) if i < end)
-      damage = f"record {i} of the split is damaged: {error}; write the dataset again"
+      damage = f"record {i} of the split is damaged, or of another dataset: {error}"
       raise ValueError(f"{name}: {damage}") from error
 
 

@@ -70,8 +70,10 @@ class StepScorer(nnx.Module):
 
   def class_logits(self, hidden: jax.Array, read_positions: jax.Array) -> jax.Array:
     """Returns the class logits of K heads at positions `[B, R]`: float32 `[B, R, K, C]`."""
-    # Gathering follows the heads, so that the gradient scatters K * C values a read, not D.
-    every = jnp.einsum("BTD,DC->BTC", hidden.astype(jnp.float32), self.head[...])
+    # Gathering follows the heads, so that the gradient scatters K * C values a read, not D.  Full
+    # float32 on TPUs too, where it is not the default.
+    x = hidden.astype(jnp.float32)
+    every = jnp.einsum("BTD,DC->BTC", x, self.head[...], precision=jax.lax.Precision.HIGHEST)
     logits = jnp.take_along_axis(every, read_positions[..., None], axis=1) + self.head_bias[...]
     return logits.reshape(*read_positions.shape, -1, self.num_classes)
 

@@ -137,7 +137,8 @@ def write(facts: Facts) -> str:
     parts.append(_contract(facts.contract))
   parts += [_data(facts), _metrics(facts), _training(facts)]
   base = ", and the base model as its authors ask" if facts.bases else ""
-  cite = f"Cite the method and PRM800K as below{base}."
+  used = " and PRM800K" if facts.dataset == "prm800k" else ""
+  cite = f"Cite the method{used} as below{base}."
   parts.append(f"## How to cite\n\n{cite}\n\n```bibtex\n{CITATION}\n```\n")
   return "\n".join(parts)
 
@@ -206,14 +207,17 @@ def _data(facts: Facts) -> str:
   c = facts.config
   name = text(facts.dataset) or "unknown: it was not there at the export"
   lines = ["## Data\n", f"* Dataset: {name}."]
-  lines.append(f"* Recipe of the labels: {text(facts.contract.recipe)}.")
+  of_text = facts.contract.objective == "language_model"
+  if not of_text:
+    lines.append(f"* Recipe of the labels: {text(facts.contract.recipe)}.")
   if c.data.also:
     lines.append("* With the solutions of a second dataset (`data.also`).")
   if c.data.share < 1:
     lines.append(f"* Trained on {100 * c.data.share:.4g} % of the problems (`data.share`).")
   for split in facts.manifest:
     counts = dict(_items(facts.manifest, split))
-    targets = ", ".join(f"{_number(n)} of class {code(k)}" for k, n in _items(counts, "targets"))
+    name_of = lambda kind: "target tokens" if of_text else f"of class {code(kind)}"
+    targets = ", ".join(f"{_number(n)} {name_of(k)}" for k, n in _items(counts, "targets"))
     shown = [f"{_number(counts[key])} {key}" for key in ("examples", "tokens") if key in counts]
     dropped = sum(n for _, n in _items(counts.get("conversion"), "dropped") if _is_number(n))
     shown += [targets] if targets else []
@@ -251,13 +255,17 @@ def _training(facts: Facts) -> str:
   c, train = facts.config, dict(_items(facts.manifest, "train"))
   fill = train.get("fill") if _is_number(train.get("fill")) else 1.0
   tokens = facts.step * c.train.batch_rows * c.data.row_length * fill
-  trained = {"all": "all parameters", "head": "the step head", "lora": "low-rank factors"}
-  rank = f" of rank {c.model.lora_rank}, merged here" if c.optim.trained == "lora" else ""
+  factors = f"low-rank factors of rank {c.model.lora_rank}, merged here"
+  if c.loss.objective != "language_model":
+    factors = f"the step head and {factors}"
+  trained = {"all": "all parameters", "head": "the step head", "lora": factors}[c.optim.trained]
+  trained += ", not the embedding" * (c.optim.trained == "all" and not c.optim.embedding_scale)
+  trained += ", not the heads" * (not c.optim.head_scale)
   lines = [
     "## Training\n",
     f"* {facts.step:,} updates of {c.train.steps:,}, about {tokens:,.0f} tokens (rows of "
     f"{c.data.row_length:,} tokens, {c.train.batch_rows:,} an update).",
-    f"* Trained: {trained[c.optim.trained]}{rank}; objective `{c.loss.objective}`.",
+    f"* Trained: {trained}; objective `{c.loss.objective}`.",
     f"* AdamW, learning rate {c.optim.learning_rate:g} after {c.optim.warmup_steps:,} updates of "
     f"warm-up, then a cosine to {c.optim.final_fraction:g} of it; weight decay "
     f"{c.optim.weight_decay:g}; gradient norm clipped at {c.optim.clip_norm:g}.",

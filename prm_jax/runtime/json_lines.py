@@ -133,18 +133,37 @@ def contents(path: str | pathlib.Path) -> bytes:
 
 
 def read(
-  path: str | pathlib.Path, on_position: Callable[[int], None] = lambda position: None
+  path: str | pathlib.Path,
+  on_position: Callable[[int], None] = lambda position: None,
+  on_bad: Callable[[str, BadLine], None] | None = None,
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
-  """Yields (line number, byte offset, object) of each line; errors as `lines` and `parse`."""
+  """Yields (line number, byte offset, object) of each line; errors as `lines` and `parse`.
+
+  Args:
+    on_bad: receives FILE:LINE and error of each line that is no JSON object; None: they are raised.
+  """
   name = str(path)  # converted once, not for every line
   for number, offset, line in lines(path, on_position):
     if number == 1 and line.startswith(b"["):
       raise BadLine(f"{name}:1: a JSON array; `jq -c '.[]'` makes lines of it")
-    yield number, offset, parse(line, f"{name}:{number}")
+    where = f"{name}:{number}"
+    try:
+      record = parse(line, where)
+    except BadLine as error:
+      if not on_bad:
+        raise
+      on_bad(where, error)
+    else:
+      yield number, offset, record
 
 
-def records(path: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def records(
+  path: str | pathlib.Path, on_bad: Callable[[str, BadLine], None] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields FILE:LINE and object of each line; for a JSON array, FILE[NUMBER] and each entry.
+
+  Args:
+    on_bad: of lines, as `read`.
 
   Raises:
     BadLine: as `read`; or an entry is no object, or the array is longer than `MAX_LINE_BYTES` or
@@ -154,7 +173,8 @@ def records(path: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
   with opened(path) as (file, _), contextlib.suppress(*BROKEN_GZIP):  # `read` reports it
     is_array = file.read(64).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
   if not is_array:
-    yield from ((f"{path}:{number}", record) for number, _, record in read(path))
+    for number, _, record in read(path, on_bad=on_bad):
+      yield f"{path}:{number}", record
     return
   array = _value(contents(path), str(path), MAX_DEPTH)
   if not array:

@@ -193,10 +193,12 @@ class Run:
     params = sum(x.size for x in jax.tree.leaves(self.state.params))
     targets = ", ".join(f"{count} {name}" for name, count in manifest["targets"].items())
     examples = "texts" if c.loss.objective == "language_model" else "solutions"
+    outcome = c.loss.objective == "outcome"
+    counted = "targets, one a token: " if outcome else ""
     epochs = c.train.steps * c.train.batch_rows / manifest["rows"]
     lines = [
       f"{c.loss.objective.replace('_model', '')} model, {params:,} parameters, on {devices}",
-      f"{manifest['examples']:,} {examples} ({targets}), {manifest['tokens']:,} tokens in "
+      f"{manifest['examples']:,} {examples} ({counted}{targets}), {manifest['tokens']:,} tokens in "
       f"{manifest['rows']:,} rows of {c.data.row_length} ({manifest['fill']:.1%} full), "
       f"{c.train.steps} steps = {epochs:.1f} epochs",
     ]
@@ -205,8 +207,9 @@ class Run:
       lines.append(f"prefix trees: {paths:,} tokens path by path, {times:.2f} times as many")
     if cut := manifest["longer_than_a_row"]:
       room, lost = step_dataset.room(cut), sum(each.get("targets_lost", 0) for each in cut)
-      lost = f", {lost:,} of their labels lost" if lost else ""
-      lines.append(f"cut at a row's end: {len(cut)} of the {examples}{lost}; {room}")
+      lost = f", {lost:,} of their labels lost" if lost and not outcome else ""
+      what = "longer than a row, left out" if outcome else "cut at a row's end"
+      lines.append(f"{what}: {len(cut)} of the {examples}{lost}; {room}")
     if c.loss.objective != "language_model":
       lines.append(f"steps end with {self.rows.metadata.contract.described_separator}")
     options = compiler_options.of(c.tpu, mesh.devices.flat[0])

@@ -28,6 +28,7 @@ TAG = "ки"  # Math-Shepherd puts it after each step
 FIRST_STEPS = "Step 1:", "step 1:"  # Math-Shepherd's text after the problem
 Value = bool | int | float | str | list[int] | None
 Steps = Annotated[list[json_lines.Text], msgspec.Meta(min_length=1)]
+EXPECTED = "expected one kind of labels (binary, ratings, soft or counts: docs/data.md)"
 MAX_ROLLOUTS = 2**24  # float32 holds every count up to this exactly
 OF_ANNOTATE: dict[str, Kind] = {  # by annotate.py's name of the labels that it writes
   "hard": "binary",
@@ -74,6 +75,15 @@ def parse(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
   Raises:
     BadLine: the line has none of the forms, or a wrong value.
   """
+  solution, zero_is_wrong = _solution(record, where)
+  for i, value in enumerate(solution.labels):
+    if not kinds(value):
+      raise json_lines.BadLine(f"{where}: label {i} is {json_lines.show(value)}: {EXPECTED}")
+  return solution, zero_is_wrong
+
+
+def _solution(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
+  """Returns and raises as `parse`, but for the labels."""
   if "completions" in record:
     names = {"prompt": "problem", "completions": "steps"}
     record = record | {name: record[key] for key, name in names.items() if key in record}
@@ -168,7 +178,7 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
     given: the kind of the labels, or "auto" to infer it from their values.
 
   Raises:
-    BadLine: a label is of no kind, or not of the kind of the others.
+    BadLine: a label is not of the kind of the others.
     ValueError: the kind is ambiguous, as 0 may be wrong or neutral; or there is nothing to train
       on.
   """
@@ -184,10 +194,8 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
       possible = kinds(value)
       if not left & possible:
         so_far = f"labels are {' or '.join(sorted(left))}" + (" so far" if given == "auto" else "")
-        raise json_lines.BadLine(
-          f"{where}: label {i} is {json_lines.show(value)}: expected one kind of labels (binary, "
-          f"ratings, soft or counts: docs/data.md); {so_far}"
-        )
+        shown = json_lines.show(value)
+        raise json_lines.BadLine(f"{where}: label {i} is {shown}: {EXPECTED}; {so_far}")
       left &= possible
   if not has_labels and not has_outcomes:
     raise ValueError(f"{where}: no labelled step to train on to here")

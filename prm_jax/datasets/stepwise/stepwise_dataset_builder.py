@@ -108,13 +108,19 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
   def _solutions(self, split: str) -> Iterator[tuple[records.Labelled, bool, str]]:
     """Yields what `records.parse` returns for each line of the split's file, and FILE:LINE."""
-    for where, record in json_lines.records(self.paths[split]):
+
+    def skip(where: str, error: json_lines.BadLine) -> None:
+      if not self._skip:
+        raise error
+      self.skipped[split][where] = str(error)
+
+    for where, record in json_lines.records(self.paths[split], skip):
       try:
-        yield *records.parse(record, where), where
+        solution = records.parse(record, where)
       except json_lines.BadLine as error:
-        if not self._skip:
-          raise
-        self.skipped[split][where] = str(error)
+        skip(where, error)
+      else:
+        yield *solution, where
 
   def _generate_examples(self, split, rows):
     counts = self.counts[split] = {
