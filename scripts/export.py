@@ -114,7 +114,6 @@ def card(args: Args, step: int, about, tokenizer) -> bytes:
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
-  args = dataclasses.replace(args, output=args.output.expanduser())
   from prm_jax.model import sharding
   from prm_jax.pretrained import export
   from prm_jax.runtime import progress, storage

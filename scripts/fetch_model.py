@@ -94,7 +94,7 @@ class Args:
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
-  print(fetch(args.name, args.output.expanduser(), args.dtype))
+  print(fetch(args.name, args.output, args.dtype))
 
 
 def fetch(name: str, output: pathlib.Path, dtype: str = "float32") -> pathlib.Path:

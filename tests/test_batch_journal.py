@@ -1,11 +1,15 @@
 """Scoring that is killed continues from the batches that were done."""
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import tiny
 from conftest import call_script, read_lines, write_lines
 
-from prm_jax.scoring import batching
+from prm_jax import config as config_lib
+from prm_jax.input_pipeline import token_tree
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.scoring import batch_journal, batching
 from prm_jax.scoring.scorer import Scorer
 
 
@@ -103,6 +107,15 @@ def torn_journal(monkeypatch, source):
 CHANGES = changed_input, longer_batches, other_weights, another_kind_of_model, torn_journal
 
 
+def test_a_moved_model_is_the_same_model(prm_run, tmp_path):
+  """The name of a model's folder is not part of its identity; the hashes of its files are."""
+  call_script("export.py", f"--checkpoint={prm_run}", f"--output={tmp_path}/a")
+  before = Scorer.load_model(tmp_path / "a").identity()
+  (tmp_path / "a").rename(tmp_path / "b")
+  assert Scorer.load_model(tmp_path / "b").identity() == before
+  assert before["sha256"]
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_batches_of_other_contents_or_weights_are_not_used(
   stopped, source, tmp_path, forwards, monkeypatch, change
@@ -121,6 +134,41 @@ def test_batches_before_a_change_are_used(stopped, source, forwards):
   flags, every = stopped
   write_lines(source, [line | {"note": "new"} for line in read_lines(source)])
   assert taken(forwards, *flags) == every - 1
+
+
+def test_a_result_is_of_its_own_batch(tmp_path, monkeypatch):
+  """Runs that are killed on an input that changes leave no result that another batch could take.
+
+  Here the results of the second input's end, in the first run, follow those of a shorter second run
+  that was killed earlier.
+  """
+  monkeypatch.setattr(batching, "BATCH_TOKENS", 64)
+  with tiny.first_device():
+    mesh = sharding_lib.make_mesh(config_lib.Mesh())
+    trees = [token_tree.chain([i] * 32, [31]) for i in range(24)]
+
+  def read(count, stop):
+    """Reads the first `count` trees, then the last 16, or stops after so many batches."""
+    left = [stop]
+
+    def forward(batch):
+      if not left[0]:
+        raise KeyboardInterrupt
+      left[0] -= 1
+      tokens = jnp.take_along_axis(batch.tokens, batch.read_positions, 1)
+      return -tokens[..., None, None].astype(jnp.float32)
+
+    with batch_journal.beside(tmp_path / "out") as journal:
+      journal.open({}, mesh)
+      for part in trees[:count], trees[8:]:
+        names = [str(each.tokens[0]) for each in part]
+        out = batching.read(part, names, forward, mesh, 32, journal=journal)
+    return [round(-np.log(each.item())) for each in out]
+
+  for count, stop in ((8, 10), (6, 6)):
+    with pytest.raises(KeyboardInterrupt):
+      read(count, stop)
+  assert read(6, stop=99) == [*range(8, 24)]
 
 
 def test_an_undefined_result_is_not_recorded(stopped, forwards, monkeypatch):

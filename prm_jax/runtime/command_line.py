@@ -113,7 +113,9 @@ def parse(args: type[Args], description: str | None = None) -> Args:
   A wrong flag or config file raises SystemExit, with the message in it or on standard error; a
   URL where a local path is expected raises ValueError.
   """
-  argv, fields, default = sys.argv[1:], dataclasses.fields(args), None
+  fields, default = dataclasses.fields(args), None
+  home = lambda flag: flag[1] + os.path.expanduser("~")
+  argv = [re.sub(r"^(--[\w.]+=)~(?=/)", home, text) for text in sys.argv[1:]]  # no shell does it
   description = description or ""
   for text in (*argv, os.getcwd()):
     if not text.isascii() and text != text.encode(errors="replace").decode():

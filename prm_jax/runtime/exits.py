@@ -1,4 +1,4 @@
-"""Exit of scripts: 0, 1 after an error in one line, or 130, 143 or 75 after a signal.
+"""Exit of scripts: 0, 1 after an error in one line, 2 after a wrong flag, 130, 143 or 75 by signal.
 
 After SIGINT the process dies of that signal, as shells expect: a loop around the script ends too.
 

@@ -27,9 +27,11 @@ def path(text: str | os.PathLike[str]) -> Path:
   """Returns a path with the methods of pathlib; for a bucket they read and write its objects.
 
   Raises:
-    ValueError: a URL of another kind, or gcsfs, which reads buckets, is not installed.
+    ValueError: an empty text; a URL of another kind; or gcsfs, which reads buckets, is not
+      installed.
   """
-  text = os.fspath(text)
+  if not (text := os.fspath(text)):
+    raise ValueError("an empty path: is a variable of the shell not set?")
   if not re.match("[a-z0-9]+://", text):
     return pathlib.Path(text)
   if not re.match("gs://[^/]", text) or importlib.util.find_spec("gcsfs") is None:

@@ -32,6 +32,7 @@ def beside(output: pathlib.Path) -> Iterator["BatchJournal"]:
     batches.close()
     raise
   batches.close()
+  distributed.check_same({"output": "written"})  # by the first host, for which the others wait
   for path in [batches.path, *journal.journals(hidden)]:  # those of all hosts, if they share a disk
     path.unlink(missing_ok=True)
 
@@ -77,7 +78,7 @@ class BatchJournal:
     """Returns the result of the next batch, or None if it is to be computed and added.
 
     Args:
-      key: identifies the batch's contents, beside its number.
+      key: identifies the batch's contents.
     """
     if self._next >= self._known:
       return None

@@ -83,7 +83,7 @@ def _run(
   rounded = 2 ** (size - 1).bit_length() if size <= 8 else -(-size // 8) * 8
   batch_rows = min(rounded, most) * shards
   batches = packing.eval_order(rows, batch_rows)
-  key = f"{rows.hash} {batch_rows}" if journal else ""  # a server need not hash its requests
+  contents = f"{rows.hash} {batch_rows}" if journal else ""  # a server need not hash its requests
   computed: list[jax.Array] = []  # the last two at most
   results: list[np.ndarray] = []
   T, R = rows.row_length, rows.reads
@@ -97,11 +97,11 @@ def _run(
   def finish() -> None:
     results.append(np.asarray(computed.pop(0))[:, :R])
     if journal:
-      journal.add(key, results[-1])
+      journal.add(f"{contents} {len(results)}", results[-1])
 
   with jax.set_mesh(mesh):
     for i, numbers in enumerate(batches):
-      if journal and (known := journal.next(key)) is not None:
+      if journal and (known := journal.next(f"{contents} {i + 1}")) is not None:
         results.append(known)
         continue
       batch = sharding_lib.global_batch(

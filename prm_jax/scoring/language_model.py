@@ -85,8 +85,12 @@ class LanguageModel:
 
   def identity(self) -> dict[str, Any]:
     """Returns what decides the log-probabilities: weights and architecture."""
-    weights = {} if self.step is None else {"weights": checkpoint_lib.digest(self.params)}
-    return self.facts() | weights | {"config": dataclasses.asdict(self.config)}
+    if self.step is None:
+      facts = self.facts()
+      del facts["directory"]  # the folder may be moved, or given by another name
+    else:
+      facts = {"weights": checkpoint_lib.digest(self.params)}
+    return facts | {"config": dataclasses.asdict(self.config)}
 
   def read_log_probs(self, batch: Batch) -> jax.Array:
     """Returns `token_log_probs` of a batch; models of one structure share its program."""

@@ -52,16 +52,23 @@ class RequestQueue:
     return await asyncio.get_running_loop().run_in_executor(self._encoder, function, *args)
 
   async def encode(
-    self, solutions: Sequence[Solution], most: int = sys.maxsize
+    self,
+    solutions: Sequence[Solution],
+    most: int = sys.maxsize,
+    on_tokens: Callable[[int], None] = lambda count: None,
   ) -> list[TokenTree | SolutionError]:
     """Returns the token tree of each solution, or the reason why it cannot be scored.
 
     Args:
       most: limit of characters; a longer solution is refused.
+      on_tokens: receives the number of tokens made so far by each part of the work, before the next
+        part; may raise.
     """
     trees: list[TokenTree | SolutionError] = []
     while len(trees) < len(solutions):
-      trees += await self.in_encoder(self._encode, solutions, len(trees), most)
+      made = await self.in_encoder(self._encode, solutions, len(trees), most)
+      on_tokens(sum(len(tree) for tree in made if not isinstance(tree, SolutionError)))
+      trees += made
     return trees
 
   def _encode(

@@ -41,7 +41,7 @@ def step_rewards(
       `turn_process_reward_logits_to_reward`, openrlhf/utils/utils.py of CJReinforce/PURE.
       "raw": P(right).  The sum grows with the number of steps.
       "implicit": the log-odds of P(right).  With the implicit readout, they are beta times the
-      log-ratio of the step's tokens (`implicit_step_rewards`).
+      log-ratio of the step's tokens (`implicit_step_rewards`), cut at ±15.9.
     temperature: of "minimum", at least `LEAST_TEMPERATURE`.
 
   Raises:
@@ -109,7 +109,10 @@ def at_tokens(rewards: jax.Array, ends: jax.Array, valid: jax.Array, length: int
 
 
 def returns_to_go(rewards: jax.Array, discount: float | jax.Array = 1.0) -> jax.Array:
-  """Returns for token t the sum over u >= t of discount^(u - t) times reward u, `[..., L]`."""
+  """Returns for token t the sum over u >= t of discount^(u - t) times reward u, `[..., L]`.
+
+  It has no mask: rewards in padding must be zero, as `at_tokens` leaves them.
+  """
   rewards = jnp.asarray(rewards, jnp.result_type(rewards, float))  # whole rewards have no discount
 
   def combine(later, earlier):

@@ -173,6 +173,7 @@ class Scorer(Rater):
   def identity(self) -> dict[str, Any]:
     if self.directory:
       facts = self.facts()
+      del facts["model"]  # the folder may be moved, or given by another name
     else:
       weights = checkpoint_lib.digest(self.params)
       facts = dataclasses.asdict(self.contract) | {"weights": weights}

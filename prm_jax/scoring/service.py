@@ -241,9 +241,8 @@ class Service:
     hold("solutions", len(solutions))
     if (count := sum(len(steps) for _, steps in solutions)) > (most := self.limits.steps):
       raise Refused(400, f"{count:,} steps; at most {most:,} at a time")
-    trees = await self.queue.encode(solutions, self.limits.characters)
-    hold("tokens", sum(len(tree) for tree in trees if not isinstance(tree, SolutionError)))
-    return trees
+    on_tokens = functools.partial(hold, "tokens")
+    return await self.queue.encode(solutions, self.limits.characters, on_tokens)
 
   async def _post(self, work: Work, request: web.Request) -> web.Response:
     """Reads the body, computes its answer and sends it."""
