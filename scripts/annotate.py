@@ -15,9 +15,9 @@ input's, from the final answer; with --outcome=labeller, it says whether no step
 
 --method=rollouts: a language model continues from each step, --rollouts times; a step is wrong if
 no rollout reaches `ground_truth_answer`.  --labels=soft keeps the share of right rollouts,
---labels=counts the numbers of right and of all rollouts.  --search=binary looks for the first wrong
-step only.  --sure=0.75 leaves out problems that the model solves less often from their start.  The
-lines of a problem stand together in the output.
+--labels=counts the numbers of right and of all rollouts.  --search=binary looks only for the first
+wrong step, with fewer rollouts.  --sure=0.75 leaves out problems that the model solves less often
+from their start.  The lines of a problem stand together in the output.
 
 --method=judge: a generative verifier names the first wrong step, --votes times, and the plurality
 wins.  Lines also get `rating_probs` and `prm_score`, which evaluate.py and rerank.py read.

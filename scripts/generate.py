@@ -15,9 +15,9 @@ samples, whatever --batch is.
 
 --search=RULE searches instead, guided by the reward model --prm: n solutions of a problem grow at
 once, and after each step the rule chooses which continue.  beam: the best n / expansions, each
-expansions times; dvts: the same in n / expansions subtrees; lookahead: beam, judged after further
-steps; particles: drawn in proportion to their odds; best_of_n: all.  Records then have score.py's
-keys too.
+expansions times; dvts: the best of each of n / expansions subtrees; lookahead: beam, judged after
+further steps; particles: drawn in proportion to their odds; best_of_n: all.  Records then have
+score.py's keys too.
 
 After a kill, the same command resumes with the unfinished problems; a finished --output is an
 error.  Several hosts share the problems if they share the disk of --output.
@@ -116,6 +116,8 @@ def check(args: Args) -> None:
   command_line.refuse(args, unused, f"has no effect with --search={args.search}")
   if args.readout and not published:
     raise ValueError(f"--readout goes with a published model; --prm={args.prm} has no config.json")
+  if args.n > 1 and not args.temperature:
+    raise ValueError(f"--n={args.n} samples at --temperature=0 are all equal: give --n=1")
   if args.search and args.batch < args.n:
     raise ValueError(f"--batch={args.batch} is below --n={args.n}: a search runs n lanes at once")
 

@@ -76,6 +76,10 @@ def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
   if bool(args.input) == bool(args.answers) or bool(args.answers) != bool(args.requests):
     raise ValueError("give --input=FILE to ask, or --answers=FILE with --requests=FILE to read")
+  if args.rule == "uncertain" and args.neutral == "negative":
+    raise ValueError(
+      "--rule=uncertain reads step_std, of scores in which neutral counts as right: leave --neutral"
+    )
   if args.answers:
     asking = vars(args).keys() - {"output", "answers", "requests"}
     command_line.refuse(args, asking, "goes with --input, not with --answers")

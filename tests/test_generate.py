@@ -342,11 +342,22 @@ def test_the_output_is_checked_before_the_model_is_loaded(tmp_path):
   assert "out.jsonl" in error and "nowhere" not in error
 
 
+def test_a_sample_has_no_verdict_or_score_of_another_solution():
+  """Problems may come from a file of graded and scored solutions; samples are other solutions."""
+  other = {"final_answer_correct": True, "label": -1, "prm_score": 0.5, "spent": {"read": 9}}
+  done = Completion(0, 0, "2\n", "stop", None, None, 1)
+  sample = samples.record({"problem": "1+1", "id": "a", "steps": ["3"]} | other, done, SETTINGS)
+  assert not other.keys() & sample.keys()
+  assert (sample["id"], sample["steps"]) == ("a", ["2"])
+
+
 def test_steps_are_lines_or_paragraphs():
   """A text is split into steps at line breaks or at blank lines."""
   text = "a\nb\n\nc \n"
   assert prompts_lib.split(text, "lines") == ["a", "b", "c"]
   assert prompts_lib.split(text, "paragraphs") == ["a\nb", "c"]
+  headings = "# Answer\n" * 5000  # by a model that repeats itself
+  assert prompts_lib.ends_step(headings, "lines") and len(prompts_lib.split(headings, "lines")) > 1
 
 
 def test_stop_texts_of_flags_may_have_line_breaks(monkeypatch):
@@ -621,6 +632,7 @@ def test_a_generator_is_trained_on_right_samples(loopback, arithmetic_data, tmp_
     (("--checkpoint=run", "--search=beam", "--prm=run", "--n=6"), "n a multiple of expansions"),
     (("--checkpoint=run", "--search=beam", "--prm=run", "--batch=8"), "--batch=8 is below --n=16"),
     (("--checkpoint=run", "--max_steps=3"), "--max_steps is for a search"),
+    (("--checkpoint=run", "--temperature=0"), "--n=16 samples at --temperature=0 are all equal"),
     (
       ("--checkpoint=run", "--search=beam", "--prm=run", "--lookahead=5"),
       "--lookahead has no effect with --search=beam",

@@ -118,6 +118,24 @@ def test_the_answer_of_a_few_shot_rollout_ends_before_the_next_problem(tmp_path)
   assert any(line["rollouts"][0] == [1, 1] for line in lines)
 
 
+def test_a_few_shot_rollout_may_go_on_with_the_next_problem(tmp_path):
+  """After a step with the answer, the model begins a next problem, at the separator of the steps.
+
+  No stop string can match, as a part of it is in the prompt; the answer counts all the same.
+  """
+
+  class Rambling(Oracle):
+    def generate(self, prompts, n, sampling, limits):
+      for i in range(len(prompts)):
+        yield Completion(i, 0, "\nProblem:\nNext?\n\nSolution:\n", "length", None, None, 20)
+
+  given = PROBLEMS[0]
+  steps = f"# Answer\n\n{given.answer}", "So it is."
+  problem = Problem(given.text, str(given.answer), [Solution({}, steps, True, True)])
+  (line,) = annotated(Rambling(), [problem], Settings(rollouts=1), tmp_path, "few_shot")
+  assert line["labels"] == [True, True]
+
+
 def test_problems_that_the_engine_refuses_leave_the_others_in_the_journal(tmp_path):
   """If a server refuses two problems, the user reads which is the first; the others have labels."""
   refused = {PROBLEMS[1].text, PROBLEMS[2].text}
@@ -159,6 +177,13 @@ def test_solutions_with_equal_first_steps_share_their_rollouts(tmp_path):
     (p.text, x.steps[:i]) for p in problems for x in p.solutions for i in range(1, len(x.steps))
   }
   assert len(oracle.asked) == 2 * len(prefixes)
+
+
+def test_a_share_of_wrong_rollouts_is_compared_as_for_the_label():
+  """0.58 x 50 is rounded below 29, but 29 of 50 are no more than 0.58: a wrong step."""
+  s = Settings(rollouts=50, wrong_share=0.58)
+  assert rollout_labels.is_wrong(Count(50, 29), s)
+  assert not rollout_labels.is_enough(Count(29, 29), s)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.8])

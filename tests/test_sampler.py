@@ -154,6 +154,18 @@ def test_samples_beyond_the_context_length_are_a_warning():
     assert ["the model's context of 8" in str(each.message) for each in caught] == [True] * expected
 
 
+def test_nan_of_the_language_model_is_an_error():
+  """Samples of damaged weights are not written as if they were drawn."""
+  engine = sampler()
+  weights = engine.weights | {"final_norm": engine.weights["final_norm"] * np.nan}
+  with pytest.raises(ValueError, match="the language model gives NaN"):
+    next(
+      dataclasses.replace(engine, weights=weights).generate(
+        [Prompt("", "x", "\n", 0)], 1, FREE, LIMITS
+      )
+    )
+
+
 def test_rows_without_a_token_are_never_chosen():
   """Padding the embedding with rows of large logits changes no sample."""
   config, _, made = params("plain")
@@ -200,7 +212,7 @@ def test_growing_rings_change_no_sample(monkeypatch):
 def test_growing_contexts_change_no_sample(monkeypatch):
   """Contexts that grow for long prompts, while short ones are under way, give the same tokens."""
   expected, grow, sizes = completions(sampler()), cache_lib.grown, []
-  monkeypatch.setattr(sampler_lib, "PROMPT_MULTIPLE", 2)
+  monkeypatch.setattr(sampler_lib, "LEAST_PLACES", 2)
   monkeypatch.setattr(cache_lib, "grown", lambda cache, C: sizes.append(C) or grow(cache, C))
   found = completions(sampler())
   assert sizes == [4, 16, 32]

@@ -39,7 +39,7 @@ class Generator(config_lib.Checked):
   prompt: Literal["chat", "few_shot", "plain"] = "chat"
   system: str | None = None  # system prompt of chat; None: reason step by step, box the answer
   examples: pathlib.Path | None = None  # for few_shot: JSON lines with problem and steps
-  steps: Literal["lines", "paragraphs"] = "lines"  # paragraphs: blank lines separate steps
+  steps: Literal["lines", "paragraphs"] = "lines"  # paragraphs: empty lines separate steps
   batch: config_lib.Count = 64  # samples that are decoded at once
   dtype: Literal["float32", "bfloat16"] = "float32"  # of public and exported models
   tensor: config_lib.Count = 1  # devices that share a copy of the model

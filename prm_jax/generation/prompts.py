@@ -151,10 +151,10 @@ def split(text: str, steps: Steps) -> list[str]:
 
 def ends_step(text: str, steps: Steps) -> bool:
   """Returns whether the text has a whole step and the separator after it."""
-  step, separator, _ = text.lstrip().partition(SEPARATORS[steps])
-  if step.strip() == ANSWER:
-    return ends_step(text.lstrip().removeprefix(ANSWER), steps)
-  return bool(separator)
+  text = text.lstrip()
+  if text.partition(SEPARATORS[steps])[0].strip() == ANSWER:
+    text = text.removeprefix(ANSWER).lstrip()  # the answer, as in `split`
+  return SEPARATORS[steps] in text
 
 
 def solution(text: str, form: Form) -> str:

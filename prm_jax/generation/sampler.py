@@ -35,7 +35,7 @@ from prm_jax.runtime import compiler_options, json_lines
 from prm_jax.scoring.language_model import LanguageModel
 from prm_jax.training import checkpoint as checkpoint_lib
 
-PROMPT_MULTIPLE = 64  # the places of a context are a multiple of this
+LEAST_PLACES = 64  # of a context; those of a search are a multiple, until they grow
 RING = 256  # initial places of a ring; a step reads all of them, so rings grow only when needed
 
 
@@ -139,7 +139,7 @@ class Sampler:
     if not prompts:
       return
     encoded = [self.encode(prompt) for prompt in prompts]
-    self._check_length(max(map(len, encoded)) + limits.max_new_tokens)
+    self.check_length(max(map(len, encoded)) + limits.max_new_tokens)
     B, T = self.batch, min(limits.max_new_tokens, RING)
     chains = _chains(encoded, max(B // 4 // n, 1))
     # Samples start in order, so two contexts beyond those that fill the slots leave room for
@@ -178,6 +178,7 @@ class Sampler:
           self.weights, cache, index % T, state, last, sampling=sampling
         )
         tokens, log_probs = np.asarray(last), np.asarray(log_probs)
+        refuse_nan(log_probs[[b for b, _ in writing]])
         for b, sample in writing:
           sample.tokens.append(int(tokens[b]))
           sample.log_probs.append(float(log_probs[b]))
@@ -188,7 +189,7 @@ class Sampler:
               free.append(contexts.pop(sample.chain))
             yield completion
 
-  def _check_length(self, longest: int) -> None:
+  def check_length(self, longest: int) -> None:
     """Warns if the longest prompt and sample may exceed the model's context."""
     if 0 < self.config.context_length < longest:
       warnings.warn(
@@ -334,10 +335,16 @@ def _chains(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
 
 def _places(prompt: Sequence[int]) -> int:
   """Returns the places of a prompt's context, one of few sizes; a step encodes the last token."""
-  return size(len(prompt) - 1, PROMPT_MULTIPLE)
+  return size(len(prompt) - 1, LEAST_PLACES)
 
 
 def uniform(seed: jax.Array, sample: jax.Array, place: jax.Array) -> jax.Array:
   """Returns the random number of a token, in [0, 1), from its seed, its sample and its place."""
   key = jax.random.fold_in(jax.random.key(seed), sample)
   return jax.random.uniform(jax.random.fold_in(key, place))
+
+
+def refuse_nan(log_probs: np.ndarray) -> None:
+  """Raises ValueError if the language model gave NaN for a token."""
+  if np.isnan(log_probs).any():
+    raise ValueError("the language model gives NaN: damaged weights, or too large for --dtype")

@@ -32,6 +32,10 @@ class Settings:
   steps: prompts_lib.Steps
 
 
+# Keys that judge a solution; a problem's record may be a solution of it.
+OF_A_SOLUTION = {"logprob", "is_correct", "final_answer_correct", "label", "labels", "verdict"}
+OF_A_SOLUTION |= {"verdicts", "step_scores", "search_score", "spent"}
+OF_A_SOLUTION |= candidates.SCORES["process"] | candidates.SCORES["outcome"]
 Problem = dict[str, Any]  # a record with `problem`, whose keys go to each sample
 
 
@@ -54,11 +58,12 @@ def record(problem: Problem, completion: Completion, s: Settings) -> dict[str, A
   """Returns a record of the output: the problem's keys, and a sample in the form of scored samples.
 
   A sample that was cut off has no answer: it is missing, not wrong.  A problem's own `answer`, as
-  in MATH, becomes `ground_truth_answer`; other keys of a sample replace the problem's.
+  in MATH, becomes `ground_truth_answer`; other keys of a sample replace the problem's.  Keys that
+  judge a solution (`OF_A_SOLUTION`) are left out: the record may be that of another solution.
   """
   text = prompts_lib.solution(completion.text, s.form)
   finished = completion.end == "stop"
-  kept = {key: value for key, value in problem.items() if key != "logprob"}
+  kept = {key: value for key, value in problem.items() if key not in OF_A_SOLUTION}
   if "answer" in kept:
     kept = {"ground_truth_answer": kept["answer"]} | kept
   out = kept | {

@@ -152,10 +152,11 @@ class Search:
       ValueError: a prompt has no tokens or unknown ones, or the reward model gives NaN.
     """
     encoded = [self.sampler.encode(prompt) for prompt in prompts]
+    longest = max(map(len, encoded), default=1)
+    self.sampler.check_length(longest + self.writing.limits.max_new_tokens)
     waiting = collections.deque(range(len(prompts)))
     problems: dict[int, _Problem] = {}
     contexts = len(self.scorer.places)
-    longest = max(map(len, encoded), default=1)
     writer = StepWriter(self.sampler, contexts, self.s.n, longest, self.writing)
     while waiting or problems:
       for g in range(contexts):

@@ -19,7 +19,7 @@ from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation.cached_decoder import Slots
 from prm_jax.generation.engines import End, Limits
 from prm_jax.generation.places import Places, size
-from prm_jax.generation.sampler import PROMPT_MULTIPLE, Sampler
+from prm_jax.generation.sampler import LEAST_PLACES, Sampler, refuse_nan
 from prm_jax.generation.sampling import Sampling
 
 
@@ -80,7 +80,7 @@ class StepWriter:
   def __init__(self, sampler: Sampler, contexts: int, lanes: int, prompt: int, s: Settings):
     """Makes a writer without problems yet, for prompts of at most `prompt` tokens."""
     self.sampler, self.s, self._lanes = sampler, s, lanes
-    self._prompt = -(-prompt // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
+    self._prompt = -(-prompt // LEAST_PLACES) * LEAST_PLACES
     self._ring = s.max_step_tokens * (1 + s.steps_ahead)
     self._contexts: dict[int, _Context] = {}
     self._index = 0  # decoding steps so far
@@ -126,9 +126,10 @@ class StepWriter:
       )
     self._index += 1
     now = np.flatnonzero(self._writing)
-    tokens = np.asarray(self._last)[now]
+    tokens, log_probs = np.asarray(self._last)[now], np.asarray(log_probs)[now]
+    refuse_nan(log_probs)
     self._tokens[now, self._count[now]] = tokens
-    self._log_prob[now] += np.where(self._over[now], 0, np.asarray(log_probs)[now])
+    self._log_prob[now] += np.where(self._over[now], 0, log_probs)
     self._count[now] += 1
     may_end = np.fromiter(map(self._may_end, tokens.tolist()), bool, len(now))
     full = self._full(now)

@@ -117,9 +117,9 @@ def collect(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
   """Returns labelled solutions in the form of `datasets.stepwise`, and a report on the labellers.
 
-  Labellers who agree with less than 75 % of the quality-control solutions, or have answered none,
-  are left out.  To agree is to find the same first wrong step, or none.  Of several answers to a
-  request, the one of the labeller with the highest agreement is taken.
+  If there are quality-control solutions, labellers who agree with less than 75 % of them, or have
+  answered none, are left out.  To agree is to find the same first wrong step, or none.  Of several
+  answers to a request, the one of the labeller with the highest agreement is taken.
 
   Args:
     answers: each after its FILE:LINE.
@@ -337,7 +337,8 @@ def table(report: dict[str, Any]) -> list[str]:
     passed = (
       "no quality control" if quality is None else f"{100 * quality:.0f} % of quality control"
     )
-    out = f": left out, under {100 * PASS:.0f} %" if counts["left_out"] else ""
+    why = "" if quality is None else f", under {100 * PASS:.0f} %"
+    out = f": left out{why}" if counts["left_out"] else ""
     lines.append(f"{json_lines.show(who)}: {counts['answers']:,} answers, {passed}{out}")
   both = report["agreement"]
   if both["steps"]:

@@ -95,8 +95,8 @@ def is_enough(count: Count, s: Settings) -> bool:
   """
   if not count.n or count.n >= s.rollouts:
     return bool(count.n)
-  limit, most = s.wrong_share * s.rollouts, count.k + s.rollouts - count.n
-  if s.labels == "hard" and not count.k <= limit < most:
+  worst, best = (Count(s.rollouts, k) for k in (count.k, count.k + s.rollouts - count.n))
+  if s.labels == "hard" and is_wrong(worst, s) == is_wrong(best, s):
     return True
   if not s.width:
     return False

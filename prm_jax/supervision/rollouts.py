@@ -194,8 +194,11 @@ class Annotator:
     pairs = {}  # given and true answers, of the completions that have a final answer
     for i, completion in enumerate(completions):
       problem, steps = asked[completion.prompt]
-      text = prompts_lib.solution(self.separator.join([*steps, completion.text]), self.form)
-      if completion.end == "stop" and (answer := extraction.final_answer(text)):
+      whole = self.separator.join([*steps, completion.text])
+      # A next problem may begin with the separator after the steps, which no stop string sees.
+      text = prompts_lib.solution(whole, self.form)
+      ended = completion.end == "stop" or text != whole
+      if ended and (answer := extraction.final_answer(text)):
         pairs[i] = (answer, problem.answer)
     verdicts = dict(zip(pairs, self.grader.verdicts([*pairs.values()])))
     for i, completion in enumerate(completions):
