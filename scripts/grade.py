@@ -74,7 +74,8 @@ def main() -> None:
   if args.precision != Args.precision and args.grader != "math_verify":
     raise ValueError(f"--precision has no effect with --grader={args.grader}")
   storage.refuse_inputs([args.output, args.right], [args.input])
-  options = {"precision": args.precision} if args.grader == "math_verify" else {}
+  # The default is left out, as in other scripts, which then find these verdicts.
+  options = {} if args.precision == Args.precision else {"precision": args.precision}
   grader = grading.Grader(args.grader, args.verdicts, args.seconds, args.workers, **options)
   with storage.written_together() as output, grader:
     right = args.right and output(args.right)
@@ -101,6 +102,8 @@ def grade(
   Args:
     right: file that gets the right candidates, to train on.
   """
+  if not path.is_file():  # it is read twice
+    raise FileNotFoundError(f"{path}: no such file, or not a regular file")
   counts, done = collections.Counter(), 0
   total = sum(1 for _ in json_lines.lines(path))
   with progress.Progress(desc="grading", total=total, unit="candidates") as bar:

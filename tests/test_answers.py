@@ -5,12 +5,14 @@ import contextlib
 import json
 import random
 import re
+import subprocess
+import sys
 import time
 
 import answer_pairs
 import numpy as np
 import pytest
-from conftest import call_script, read_lines, write_lines
+from conftest import ROOT, call_script, read_lines, write_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,6 +94,9 @@ def test_normal_forms():
     ("7 = 11a + c", "11a + c", "different"),
     ("11a + 2c", "11a + 2", "different"),  # no unit
     (r"\frac{1}{2} m v", r"\frac{1}{2} m", "different"),
+    ("3", "3.0000000000000004", "equal"),
+    ("7", "6.9999999", "equal"),
+    ("3", "3.001", "different"),
     ("x = 5 m", "5", "equal"),
     ("5 dollars.", "5", "equal"),
     ("28 percent", "0.28", "equal"),
@@ -494,6 +499,16 @@ def test_grade_script(tmp_path):
   ):
     result = call_script("grade.py", *flags, *flag, code=1)
     assert message in result.stderr
+
+
+def test_grading_works_under_the_limits_of_a_shell(tmp_path):
+  """A hard limit of time, as `ulimit` or a batch system sets it, changes no verdict."""
+  rows = [{"ground_truth_answer": "1+x", "answer": "x+1"}]
+  source, graded = write_lines(tmp_path / "samples.jsonl", rows), tmp_path / "graded.jsonl"
+  command = [sys.executable, "scripts/grade.py", f"--input={source}", f"--output={graded}"]
+  limited = ["bash", "-c", 'ulimit -t 1000; exec "$@"', "-", *command]
+  subprocess.run(limited, check=True, capture_output=True, cwd=ROOT)
+  assert read_lines(graded)[0]["verdict"] == "equal"
 
 
 @pytest.mark.parametrize(

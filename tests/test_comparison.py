@@ -347,7 +347,7 @@ def test_neutral_steps_count_as_wrong_if_asked(tmp_path):
     found = json.loads((out / "comparison.json").read_text())
     assert found["neutral"] == neutral
     assert found["methods"]["m"]["accuracy"]["mean"][-1] == picked
-    warning = f"warning: {path}:2: prm_score is 0.1, but the product of its rating_probs is 0.9"
+    warning = f"warning: {path}:2: prm_score is 0.1, but the product of its step scores is 0.9"
     assert done.stderr.count(warning) == (neutral == "positive")
   (problem,) = shown_on((tmp_path / "negative/comparison.html").read_text())
   assert [[step["p"] for step in x["steps"]] for x in problem["solutions"]] == [[0.7], [0.1]]

@@ -1,6 +1,7 @@
 """A user's own scores: columns of numbers, scores of steps, weights of votes, the warning."""
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -215,6 +216,16 @@ def test_a_bundle_has_the_columns_that_were_named(tmp_path, form):
     ValueError, match=r"--score my_rm: not among .* read \(logit, orm_score\); a b"
   ):
     ranked(again, score=["my_rm"])
+
+
+def test_a_bundle_has_places_in_large_files(tmp_path):
+  """Lines beyond 4 GiB of a file, beside the -1 of plain lines, are stored as whole numbers."""
+  samples = samples_of(tmp_path / "a.jsonl", generated())
+  places = samples.places.copy()
+  places[..., -1].flat[:2] = -1, 5_000_000_000
+  samples = dataclasses.replace(samples, places=places)
+  again = read_scored_samples([bundled(samples, tmp_path / "bundle")])
+  np.testing.assert_array_equal(again.places, places)
 
 
 def test_a_bundle_without_columns_has_the_old_format(tmp_path):

@@ -37,6 +37,15 @@ def test_csv_has_every_number(tmp_path):
   assert float(row["value"]) == report["paired"]["orm - majority"]["difference"][1]
 
 
+def test_a_weighted_vote_is_never_called_exact():
+  """Its draws may agree by chance, which an estimated error of 0 does not tell from exactness."""
+  vote = {"standard_error": [0.0, 0.0]}
+  note = report_lib.vote_note({"curves": {"majority": vote, "weighted_orm": vote, "orm": {}}})
+  assert note.startswith("votes: exact: majority; Monte-Carlo") and note.endswith(
+    ": weighted_orm 0"
+  )
+
+
 def test_csv_has_no_formulas(tmp_path):
   """A group's name that a spreadsheet would run is escaped; a negative number is not."""
   names = ["=1+1", "+1", "-1", "@A", "\tA"]

@@ -30,7 +30,7 @@ def test_prm_score_of_a_released_row(shared):
   assert np.exp(scores["prm_product"][0, 0]) == pytest.approx(row["prm_score"], rel=1e-12)
   assert report["n"] == [1] and report["curves"]["prm_product"]["accuracy"] == [1.0]
   (notice,) = report["notices"]
-  assert notice.startswith("prm_score is the product of rating_probs on all 1 lines")
+  assert notice.startswith("prm_score is the product of the step scores on all 1 lines")
   strict = methods_lib.solution_scores(samples, neutral="negative")["prm_product"][0, 0]
   expected = np.prod([p["1"] for p in row["rating_probs"]])
   assert np.exp(strict) == pytest.approx(expected, rel=1e-12)

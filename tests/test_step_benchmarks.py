@@ -357,6 +357,17 @@ def test_error_auroc_of_heads_that_disagree_at_mistakes_is_1():
   assert bin["count"] == sum(len(each.scores) for each in alike)
 
 
+def test_agreement_on_prm_bench_is_of_its_own_decisions(tmp_path):
+  """PRMBench calls a step that scores the threshold wrong, so 0.5 and 0.4 are one decision."""
+  results = []
+  for name, scores in (("a", [0.9, 0.5]), ("b", [0.9, 0.4])):
+    line = prm_bench_line("circular", [2], step_scores=scores)
+    path = write_lines(tmp_path / f"{name}.jsonl", [line])
+    results.append(tmp_path / f"{name}.json")
+    evaluate("--benchmark=prm_bench", f"--input={path}", f"--output={results[-1]}")
+  assert step_benchmarks.compared(tuple(results))["agreement"]["same_decision"] == 1
+
+
 def test_agreement_of_two_models():
   """A model agrees with itself in all decisions, and with its opposite in none."""
   solutions = random_solutions(2)
@@ -436,7 +447,7 @@ def test_two_models_scores_of_prm800k_are_compared(tmp_path):
   a, b, c = (tmp_path / f"{name}.json" for name in "abc")
   paired = step_benchmarks.compared((a, b))["paired"]
   assert paired["first_error/error_accuracy"]["difference"] == 1
-  with pytest.raises(ValueError, match="not of the same solutions: 3 and 3, 1 of the first"):
+  with pytest.raises(ValueError, match="not of the same solutions: 3 and 3, of which 1 differ"):
     step_benchmarks.compared((a, c))
 
 

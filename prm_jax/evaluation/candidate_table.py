@@ -158,8 +158,8 @@ class Table:
     texts = [answers for *_, answers in self.problems.values()]
     starts = np.cumsum([0, *map(len, texts)])
     index = starts[problem] + answer  # among the answers of all problems
-    times = np.bincount(index[answer >= 0], minlength=starts[-1])
-    counts = [dict(zip(each, times[start:].tolist())) for each, start in zip(texts, starts)]
+    times = np.bincount(index[answer >= 0], minlength=starts[-1]).tolist()
+    counts = [dict(zip(each, times[i : i + len(each)])) for each, i in zip(texts, starts.tolist())]
     numbers = np.array([n for each in join(counts) for n in each.values()], np.int64)
     return np.where(answer >= 0, numbers[index], -1) if len(numbers) else answer
 

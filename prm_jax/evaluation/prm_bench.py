@@ -116,7 +116,8 @@ def evaluate(judged: Sequence[Judged], threshold: float) -> dict[str, Any]:
   """Returns the benchmark's numbers by class, as fractions, with intervals over problems.
 
   `classes: {NAME: {n, steps, f1, negative_f1, accuracy, first_error_accuracy, prm_score}}`, and the
-  same of `total`.  An undefined measure is None, where upstream has -1.
+  same of `total`.  An undefined measure is None, where upstream has -1; F1 is 0 if
+  no decision of its kind is right, where upstream has -1 if precision and recall are both 0.
   """
   intervals = with_intervals(measures(judged, threshold))
   steps, out = np.array([len(each.labels) for each in judged]), {}

@@ -22,7 +22,8 @@ from prm_jax.evaluation.scored_samples import read_solutions
 from prm_jax.runtime.json_lines import printable
 
 FILES = ("report.json", "best_of_n.png", "report.html")
-SHOWN, MAX_SOLUTIONS = 8, 2_000  # solutions on the page: of a problem, and in all
+# Solutions on the page: of a problem, and in all.  Those of the rules in `_shown` may exceed both.
+SHOWN, MAX_SOLUTIONS = 8, 2_000
 MAX_GROUPS = 20  # a breakdown with more groups has no figure
 WIDTH = 100  # terminal columns of the notes below the table
 MAX_COLUMNS = 16  # values of N in a table; of more, about the powers of two are shown
@@ -40,7 +41,7 @@ BANDS = {
   "pointwise": "Bars: 95 % interval over problems, each N by itself (bootstrap)",
   "simultaneous": "Bars: 95 % band over problems, for all N of a curve at once (sup-t)",
   "generation": "Bars: 95 % interval for other candidates of the same problems\n"
-  "(jackknife, N ≤ M/5; none for votes)",
+  "(jackknife, N ≤ M/5; none for votes and all-correct)",
 }
 
 
@@ -328,8 +329,9 @@ def vote_note(report: dict) -> str:
   """Says which votes are exact, and how large the noise of the others is."""
   curves = report["curves"].items()
   errors = {name: 100 * max(x["standard_error"]) for name, x in curves if "standard_error" in x}
-  exact = ", ".join(name for name, error in errors.items() if not error)
-  noisy = ", ".join(f"{name} {error:.2g}" for name, error in errors.items() if error)
+  is_exact = lambda name: name == "majority" and not errors[name]  # weighted votes never are
+  exact = ", ".join(filter(is_exact, errors))
+  noisy = ", ".join(f"{name} {errors[name]:.2g}" for name in errors if not is_exact(name))
   parts = [f"exact: {exact}"] * bool(exact)
   sampled = "Monte-Carlo (may exceed the oracle), standard error in points at most"
   parts += [f"{sampled}: {noisy}"] * bool(noisy)

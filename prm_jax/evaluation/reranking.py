@@ -30,7 +30,7 @@ INTERVALS = {
   "simultaneous": "95 % bootstrap band over problems that holds for all N of a curve at once "
   "(sup-t)",
   "generation": "1.96 jackknife standard errors either side: the same problems with candidates "
-  "generated anew, where N is at most a fifth of them; none for votes",
+  "generated anew, where N is at most a fifth of them; none for votes and all_correct",
 }
 GROUP_INTERVAL = (
   "1.96 standard errors over the group's problems either side (no width where these all agree, "
@@ -314,8 +314,8 @@ def contradictions(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> lis
   product = np.exp(scores["prm_product"][p, m])
   return [
     f"warning: {samples.where(p, m)}: prm_score is {samples.prm_score[p, m]:.6g}, but the "
-    f"product of its rating_probs is {product:.6g} ({len(wrong)} such lines); "
-    "another reduction, or neutral counted otherwise?  The curves use rating_probs"
+    f"product of its step scores is {product:.6g} ({len(wrong)} such lines); "
+    "another reduction, or neutral counted otherwise?  The curves use the steps"
   ]
 
 
@@ -347,7 +347,7 @@ def _notices(
   gap, warnings = _gap(samples, scores), contradictions(samples, scores)
   if not warnings and (given := int((~np.isnan(gap)).sum())):
     result.append(
-      f"prm_score is the product of rating_probs on all {given} lines that have it "
+      f"prm_score is the product of the step scores on all {given} lines that have it "
       f"(largest difference {np.nanmax(gap):.1g})"
     )
   result += warnings

@@ -111,7 +111,8 @@ def _smallest(column: np.ndarray) -> np.ndarray:
       single = column.astype(np.float32)
     return single if np.array_equal(single, column, equal_nan=True) else column
   if column.dtype == np.int64:
-    return column.astype(np.result_type(*map(np.min_scalar_type, (column.min(), column.max()))))
+    smallest = np.result_type(*map(np.min_scalar_type, (column.min(), column.max())))
+    return column if smallest == np.float64 else column.astype(smallest)  # of -1 and 2**32
   return column
 
 

@@ -234,8 +234,11 @@ class Result(msgspec.Struct):
 
 def read_result(path: pathlib.Path) -> Result:
   """Reads a result file; raises BadLine if it is none, or of a version that stored other keys."""
+  document = json_lines.document(path)
+  if "benchmark" in document and "threshold" not in document:
+    raise json_lines.BadLine(f"{path}: the result of an outcome model, which decides no steps")
   array = lambda kind, x: np.array(x, float)
-  return json_lines.convert(json_lines.document(path), Result, str(path), dec_hook=array)
+  return json_lines.convert(document, Result, str(path), dec_hook=array)
 
 
 def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
@@ -260,10 +263,10 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
       [(own_id(x), x.group, x.problem, x.cluster, tuple(x.labels)) for x in part] for part in pair
     )
     if first != second:
-      other = sum(x not in set(second) for x in first)
+      other = sum(a != b for a, b in zip(first, second))
       raise ValueError(
         f"{paths[0]} and {paths[1]} are not of the same {kind}: {len(first)} and "
-        f"{len(second)}, {other} of the first are not in the second or stand elsewhere"
+        f"{len(second)}, of which {other} differ from the one at the same place"
       )
   thresholds = [each.threshold for each in results]
   arguments = [judged, thresholds, *([trees] if name == "prm800k" else [])]
@@ -273,12 +276,15 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
     values = {"a": float(a[key][0]), "b": float(b[key][0])}
     if np.isfinite([*values.values()]).all():
       rows[key] = values | {"difference": each["value"], "low": each["low"], "high": each["high"]}
+  limits = thresholds
+  if name == "prm_bench":  # it decides that a score equal to the threshold is wrong
+    limits = np.nextafter(thresholds, np.inf)
   return {
     "benchmark": name,
     "a": str(paths[0]),
     "b": str(paths[1]),
     "paired": rows,
-    "agreement": diagnostics.agreement(*(trees if name == "prm800k" else judged), thresholds),
+    "agreement": diagnostics.agreement(*(trees if name == "prm800k" else judged), limits),
   }
 
 

@@ -39,7 +39,7 @@ EQUAL, DIFFERENT = DECIDED = "equal", "different"
 CACHE = storage.CACHE / "verdicts.sqlite"
 PACKAGES = {"math_verify": "math-verify", "openai": "sympy"}  # the verdicts depend on them
 MAX_CLASSES = 8  # most classes that an answer is compared with, the most frequent first
-RULES = "8"  # increase it when a grader's rules change: stored verdicts are then not used
+RULES = "9"  # increase it when a grader's rules change: stored verdicts are then not used
 DECIMAL_COMMA = re.compile(r"([+-]?\d{1,300}),(\d{1,300})")
 Pair = tuple[str, str]
 T = TypeVar("T")

@@ -96,6 +96,7 @@ def judge(a: str, b: str, precision: int = 6, strict: bool = True) -> str:
   equal = math_verify.verify(x, y, **options)
   if not equal and _is(grader.is_equation, x[0]) == _is(grader.is_equation, y[0]):
     equal = math_verify.verify(y, x, **options)
+  equal = equal or _round_alike(x[0], y[0], precision)
   return "equal" if equal and not _contradicted(x[0], y[0]) else "different"
 
 
@@ -173,6 +174,19 @@ def _ordered(x: list, y: list) -> tuple[list, list]:
           x = [last.rhs, *x[1:]]
       return x, y
   return (x, y) if str(x[-1]) <= str(y[-1]) else (y, x)
+
+
+def _round_alike(x: Any, y: Any, precision: int) -> bool:
+  """Returns whether two single numbers, one of them given in decimals, are rounded to the same.
+
+  math-verify rounds both, but sympy's Integer 3 is not equal to the rounded Float 3.000000.
+  """
+  if any(isinstance(each, Set | Tuple | MatrixBase) for each in (x, y)):
+    return False
+  a, b = _values(x), _values(y)
+  if not a or not b or len(a + b) != 2 or not (a[0][1] or b[0][1]):
+    return False
+  return len({round(value * 10**precision) for value, _ in a + b}) == 1
 
 
 def _contradicted(x: Any, y: Any) -> bool:

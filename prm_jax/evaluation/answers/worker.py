@@ -7,6 +7,12 @@ import resource
 import sys
 
 
+def _at_most(kind: int, limit: int) -> int:
+  """Returns the limit, or this process's hard limit if that is lower."""
+  hard = resource.getrlimit(kind)[1]
+  return limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+
+
 def main() -> None:
   """Judges the jobs of standard input, a JSON line each, until it ends."""
   memory, seconds = map(int, sys.argv[1:])
@@ -18,7 +24,8 @@ def main() -> None:
     "math_verify": math_verify_judge.judge,
     "openai": lambda a, b: "equal" if string_graders.openai_equal(a, b) else "different",
   }
-  resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+  most = _at_most(resource.RLIMIT_AS, memory)
+  resource.setrlimit(resource.RLIMIT_AS, (most, most))
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
   sys.set_int_max_str_digits(5_000)
 
@@ -30,7 +37,8 @@ def main() -> None:
   for line in sys.stdin:
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(used.ru_utime + used.ru_stime) + seconds
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]  # `ulimit -t` may have set one
+    resource.setrlimit(resource.RLIMIT_CPU, (_at_most(resource.RLIMIT_CPU, limit), hard))
     job = json.loads(line)
     try:
       verdict = judges[job.pop("grader")](**job)

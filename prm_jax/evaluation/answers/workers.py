@@ -40,7 +40,7 @@ class Workers:
   """A pool of worker processes, which start with the first job and which `close` ends."""
 
   def __init__(self, count: int, seconds: float):
-    self.count, self.seconds = count or os.cpu_count() or 1, seconds
+    self.count, self.seconds = count or len(os.sched_getaffinity(0)), seconds
     self.replaced = 0  # workers that were killed or died
     self._workers: list[_Worker] = []
     self._hung = collections.Counter()  # by answer, the jobs in which it hung

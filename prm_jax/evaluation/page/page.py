@@ -110,7 +110,7 @@ def _solution(record, labels, why: list[str], neutral: str, own: Mapping[str, st
   known = _known(labels, record["problem"], texts)
   steps = []
   for i, text in enumerate(texts):
-    step = Step(_pieces(text), round(right[i], 4) if len(right) == len(texts) else None)
+    step = Step(_pieces(text), round(right[i], 9) if len(right) == len(texts) else None)
     if std and len(std) == len(texts):
       step.std = round(std[i], 4)
     if known[i] is not None:
