@@ -180,7 +180,7 @@ class Block(nnx.Module):
     """Maps the residual stream `[B, T, D]` to that after this layer.
 
     Args:
-      rotations: `[R, 2, B, T, 1, H / 2]`, of the tokens' positions, by `rotary.tables`.
+      rotations: `[1 or 2, 2, B, T, 1, H / 2]`, of the tokens' positions, by `rotary.tables`.
       attention: maps queries, keys and values to the output; cached decoding passes its own.
       sliding: bool `[]`, whether the layer has the window of the config.
     """

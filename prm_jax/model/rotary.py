@@ -32,7 +32,7 @@ def tables(positions: jax.Array, c: config_lib.Model) -> jax.Array:
     positions: int32 `[B, T]`.
 
   Returns:
-    float32 `[R, 2, B, T, 1, H / 2]`; R is 2, for full and sliding layers, with `local_rope_theta`,
+    float32 `[1 or 2, 2, B, T, 1, H / 2]`: 2, for full and sliding layers, with `local_rope_theta`,
     otherwise 1.
   """
   kinds = [c]
