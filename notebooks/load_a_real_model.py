@@ -249,7 +249,7 @@ display.table(
 records, labels = [], {}
 for (problem, steps, rating), each in zip(cases, scorer.by_head([case[:2] for case in cases])):
   records.append(candidates.scored({"problem": problem}, steps, each, scorer.contract))
-  labels[problem, "\n".join(steps)] = [*rating, *[None] * (len(steps) - len(rating))]
+  labels[problem, tuple(steps)] = [*rating, *[None] * (len(steps) - len(rating))]
 problems = page.from_records(records, labels)
 text = page.render(problems, directory.name, f"{len(cases)} solutions")
 display.Html(f'<iframe srcdoc="{html.escape(text)}" width="100%" height="640"></iframe>')

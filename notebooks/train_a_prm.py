@@ -271,5 +271,5 @@ plt.show()
 
 # %% [markdown]
 # **Try changes:** `STEPS = 500`; `Generator(alternatives=0)` for one labelled completion per step;
-# or `dataclasses.replace(experiment, loss=Loss(heads=8))` for an ensemble with uncertainty.
+# or `loss=Loss(heads=8, language_model_weight=1.0)` for an ensemble with uncertainty.
 # `rerank_and_read_curves.ipynb` compares the model with other methods, with error bars.

@@ -1,7 +1,9 @@
 """README, CONTRIBUTING and docs/: links, commands, Python and names of formats are correct."""
 
+import contextlib
 import dataclasses
 import importlib.util
+import io
 import os
 import re
 import subprocess
@@ -39,13 +41,18 @@ def test_scripts_accept_the_documented_commands(page, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_python_blocks_compile_and_run(page, tmp_path, monkeypatch):
-  """Python blocks compile; blocks marked `python runnable` run in order in an empty folder."""
+  """Python blocks compile; blocks marked `python runnable` run in order in an empty folder.
+
+  They print what their comments say.
+  """
   monkeypatch.chdir(tmp_path)
   names = {}
   for code, runnable in documents.python_blocks((ROOT / page).read_text()):
     compiled = compile(code, page, "exec")
     if runnable:
-      exec(compiled, names)
+      with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compiled, names)
+      assert out.getvalue().splitlines() == re.findall(r"^# (\[.*)$", code, re.MULTILINE)
 
 
 KINDS = {  # of lines, by the section of docs/formats.md

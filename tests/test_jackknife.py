@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 from hypothesis import given, settings
-from oracles import generated, pools, slow_best_of_n
+from oracles import M, generated, pools, slow_best_of_n
 
 from prm_jax import aggregation as agg
 
@@ -22,14 +22,21 @@ def slow_jackknife(size, scores, correct, valid, n):
 @settings(max_examples=60, deadline=None)
 @given(pools())
 def test_the_error_equals_deleting_each_candidate(pool):
-  """The error equals that of deleting each candidate in turn, with ties and missing candidates."""
-  size, scores, correct, valid, _ = pool
+  """The error equals that of deleting each candidate in turn, with ties and missing candidates.
+
+  Each candidate is there twice: so N = 2 is at most a fifth of the pool, and all scores tie.
+  """
+  half, *arrays, _ = pool
+  size = 2 * half
+  scores, correct, valid = (
+    np.concatenate([x[:half], x[:half], np.zeros(2 * (M - half), x.dtype)]) for x in arrays
+  )
   lists = [x[None].tolist() for x in (scores, correct, valid)]
-  got = agg.generation_error(*lists, n=[1], sizes=[size])[0]
-  if size < 5:
+  got = agg.generation_error(*lists, n=[2], sizes=[size])[0]
+  if size < 10:
     assert np.isnan(got)
   else:
-    expected = slow_jackknife(size, scores, correct, valid, 1)
+    expected = slow_jackknife(size, scores, correct, valid, 2)
     np.testing.assert_allclose(got, [expected], atol=1e-6)
 
 

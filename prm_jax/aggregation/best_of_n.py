@@ -25,7 +25,7 @@ def best_of_n(
   OpenAI's `prm800k/eval/eval.py` (Figure 3 of *Let's Verify Step by Step*) estimate this number.
 
   Works under `jax.jit` and `jax.vmap`, and on arrays sharded over problems; `n` and `sizes` must be
-  concrete.  Takes the time of one sort, and memory O(M log M) beside the arguments.
+  concrete.  Takes the time of one sort, and memory O(M) beside the arguments.
 
   Args:
     scores: `[P, M]` floats on any monotone scale; higher is better, and -inf is allowed.  float64

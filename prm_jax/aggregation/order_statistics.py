@@ -13,7 +13,7 @@ For all M values of N these would be M^2 weights.  Two properties avoid that:
   * w_d(N) is a polynomial in N while d + N < M.  An octave full of values, up to N = M/2, is
     evaluated at a few Chebyshev nodes and interpolated.
 
-All N together take about 90 M weights.
+All N together take about 75 M weights, 150 M in float64.
 """
 
 import dataclasses
