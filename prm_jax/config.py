@@ -164,19 +164,22 @@ class Model(Checked):
   rope_low_factor: Positive = 1.0
   rope_high_factor: Positive = 4.0
   rope_original_length: Count = 8192  # tokens of the context before it was extended
-  context_length: Whole = 0  # longest context in tokens, written to exports; 0: unknown
+  context_length: Whole = 0  # longest in tokens, for warnings and exports; 0: unknown
   scale_embeddings: bool = False  # by sqrt(width) (Gemma)
   tied_embeddings: bool = True  # the language-model head is the embedding
   logit_softcap: NonNegative = 0.0  # of next-token logits (Gemma 2); 0: none
   # Not part of a public model's config.json: `CHOICES` of pretrained/families.py lists these.
   embedding_std: Positive = 0.02  # of the token embedding at initialisation
   dtype: Literal["float32", "bfloat16"] = "float32"  # of activations
-  param_dtype: Literal["float32", "bfloat16"] = "float32"  # of parameters except the step head
+  param_dtype: Literal["float32", "bfloat16"] = (
+    "float32"  # of parameters but the step head and low-rank factors
+  )
   # Rematerialisation: the outputs that the backward pass computes again.  "none": none.
   # "dots_no_batch": all but products of activations and weights.  "dots": all but matrix products,
   # including those of dense attention.  "full": the whole layer.
   remat: Changeable[Literal["none", "dots", "dots_no_batch", "full"]] = "none"
-  # With remat="full", outputs that are kept all the same: of PROJECTIONS and of "attention".
+  # With remat="full", outputs that are kept all the same: of PROJECTIONS and of "attention" (not
+  # of dense attention).
   saved: Changeable[tuple[Literal[Projection, "attention"], ...]] = ()
   # The dtype in which gradients of the layers' matrices are reduced across devices.
   # "activations": model.dtype; bfloat16 halves the traffic and keeps three digits.

@@ -24,8 +24,8 @@ def problem_key(problem: str) -> str:
 class StepTree:
   """A labelled solution as a tree of steps under the problem.
 
-  Steps are in preorder, so `parents[i] < i`; -1 is the problem itself.  Alternatives for a step
-  are siblings: they share a parent, and only the chosen one has children.
+  Steps are in preorder: a step's descendants follow it at once.  The parent -1 is the problem.
+  Alternatives for a step are siblings: they share a parent, and only the chosen one has children.
   """
 
   problem: str
@@ -43,9 +43,13 @@ class StepTree:
         f"{self.source}: {len(self.steps)} steps, {len(self.parents)} parents, "
         f"{len(self.labels)} labels"
       )
+    path = [-1]  # the step before, below its ancestors
     for i, parent in enumerate(self.parents):
-      if not -1 <= parent < i:
+      while path and path[-1] != parent:
+        path.pop()
+      if not path:
         raise ValueError(f"{self.source}: step {i} has parent {parent}; steps must be in preorder")
+      path.append(i)
 
 
 @jax.tree_util.register_dataclass

@@ -132,7 +132,7 @@ def main() -> None:
   with progress.waiting(f"writing {args.output}"):
     export.write(
       args.output,
-      trainable.merge_lora(params, config),
+      trainable.merge_lora(params, config, args.dtype or None),
       dataclasses.replace(config, lora_rank=0),
       about.vocab_size,
       contract=contract,

@@ -55,6 +55,13 @@ def test_a_large_corpus_is_thinned_evenly(tmp_path, monkeypatch):
   assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.parametrize("parents", [(-1, -1, 0), (-1, 1), (0,), (-1, 0, -1, 1)])
+def test_steps_that_are_not_in_preorder_are_an_error(parents):
+  """Else a step would attend to another branch."""
+  with pytest.raises(ValueError, match="steps must be in preorder"):
+    StepTree("p", ("a",) * len(parents), parents, (1,) * len(parents))
+
+
 def test_layout_of_a_tree():
   """Tokens are in preorder, and each labelled step is read at its separator."""
   tree = StepTree("p", ("a", "b", "cc"), (-1, -1, 1), (-1, None, 1))

@@ -5,6 +5,7 @@ full size in a kernel.
 """
 
 import ast
+import html
 import json
 import re
 
@@ -13,6 +14,7 @@ import nbformat
 import published_models
 import pytest
 from conftest import ROOT, run_script, write_lines
+from scored_files import shown_on
 
 from prm_jax.evaluation import display
 
@@ -141,6 +143,8 @@ def test_the_notebooks_run(tmp_path, raw_rows):
   real = shown["real files"]  # `SOURCE` is read, and nothing is generated
   assert "I add \u00e9 and \u4e8c." in real and "divisor" not in real
   assert "0 of 2 (0%) right solutions" in real  # generated data has dozens
+  page = html.unescape(shown["load_a_real_model"])
+  assert any("label" in step for p in shown_on(page) for x in p["solutions"] for step in x["steps"])
   published = shown["published"]  # `MODEL` is read as its authors lay it out
   assert "eggs" in published and "extra_0" in published and "trained:" not in published
 

@@ -224,6 +224,16 @@ def test_lora_factors_start_without_effect_and_merge_to_the_same_output():
   assert trainable.merge_lora(base, tiny.MODEL) is base
 
 
+def test_merged_factors_are_rounded_once():
+  """Small updates of bfloat16 weights are there in a float32 export, or in a float32 run."""
+  name = LORA.lora_targets[0]
+  weight = jnp.ones((1, 4, 4), jnp.bfloat16)
+  factors = {f"{name}_lora_in": jnp.ones((1, 4, 1)), f"{name}_lora_out": jnp.full((1, 1, 4), 1e-4)}
+  c = dataclasses.replace(LORA, lora_rank=1, lora_alpha=1.0, lora_targets=(name,))
+  merged = trainable.merge_lora({"blocks": {name: weight} | factors}, c, "float32")["blocks"][name]
+  np.testing.assert_allclose(merged, 1.0001, rtol=1e-7)
+
+
 def test_factors_are_merged_in_float32_on_every_platform():
   """All matrix products of merging ask for the highest precision; a TPU's default is bfloat16."""
   merge = jax.jit(functools.partial(trainable.merge_lora, c=LORA))

@@ -104,9 +104,8 @@ def prepare(params: Any, c: config_lib.Model, vocabulary: int | None = None) -> 
   layers = []
   for i in range(c.layers):
     layer = {name: x[i : i + 1] for name, x in params["blocks"].items()}
-    # In float32, so that a sum with low-rank factors is rounded once, to `c.dtype`.
-    layer |= {name: layer[name].astype(jnp.float32) for name in c.lora_targets}
-    layer = {name: x[0] for name, x in trainable.merge_lora({"blocks": layer}, c)["blocks"].items()}
+    merged = trainable.merge_lora({"blocks": layer}, c, "float32")["blocks"]
+    layer = {name: x[0] for name, x in merged.items()}
     for name in config_lib.PROJECTIONS:
       size = math.prod(layer[name].shape[: decoder.input_axes(name)])
       layer[name] = layer[name].reshape(size, -1).T.astype(c.dtype)

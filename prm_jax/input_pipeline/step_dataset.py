@@ -66,8 +66,11 @@ def pack(
     if len(tree):
       by_problem[solution.problem].append(tree)
   if not by_problem:
-    text = f"nothing to train on: none of {len(solutions)} {contract.objective} examples fits a row"
-    raise ValueError(f"{text} of {row_length} tokens" + (f": {room(too_long)}" if too_long else ""))
+    what = f"nothing to {'evaluate' if evaluation else 'train'} on"
+    if not solutions:
+      raise ValueError(f"{what}: there is no solution")
+    text = f"{what}: none of {len(solutions)} {contract.objective} examples fits a row"
+    raise ValueError(f"{text} of {row_length} tokens: {room(too_long)}")
   encoded = list(itertools.chain(*by_problem.values()))
   # Each solution has its own outcome; steps with the same rating share one target.
   merged = [prefix_tree.merge(group, evaluation or outcome)[0] for group in by_problem.values()]

@@ -41,13 +41,15 @@ class Metadata:
   contract: StepContract
   vocab_size: int  # rows of the embedding
   rows_hash: str  # of the packed training rows
+  evaluation_hash: str = ""  # of the packed evaluation rows
 
   def facts(self, leave_out: str) -> dict[str, Any]:
     """Returns all fields by name, but for settings marked `leave_out`, to compare runs or hosts."""
     facts = config_lib.settings(self.config, leave_out)
     contract = dataclasses.asdict(self.contract)
     facts |= {f"step contract, {name}": value for name, value in contract.items()}
-    return facts | {"vocabulary size": self.vocab_size, "hash of the training rows": self.rows_hash}
+    facts |= {"vocabulary size": self.vocab_size, "hash of the training rows": self.rows_hash}
+    return facts | {"hash of the evaluation rows": self.evaluation_hash}
 
 
 def checksums(tree: Any) -> dict[str, int]:

@@ -19,15 +19,8 @@ from prm_jax import step_metrics
 from prm_jax.datasets import labelled
 from prm_jax.input_pipeline import packing, step_dataset, text_dataset, token_tree, tokenizers
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.runtime import (
-  compiler_options,
-  distributed,
-  exits,
-  progress,
-  storage,
-  workdir_lock,
-)
-from prm_jax.training import boards, evaluations, initialization
+from prm_jax.runtime import distributed, exits, progress, storage, workdir_lock
+from prm_jax.training import boards, evaluations, initialization, summary
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import step as step_lib
 from prm_jax.training.metric_log import Goodput, Log, UpdateMetrics
@@ -132,7 +125,7 @@ class Run:
     self.mesh = sharding_lib.make_mesh(c.mesh)
     facts = metadata.facts(leave_out=config_lib.PER_HOST) | distributed.versions()
     facts |= {"python": sys.version.split()[0], "workdir": str(lock.workdir)}
-    distributed.check_same(facts | {"hash of the evaluation rows": self.rows.evaluation.hash})
+    distributed.check_same(facts)
     classes = len(metadata.contract.classes)
     self.programs = step_lib.make(c, metadata.vocab_size, classes, self.mesh)
     stack.enter_context(jax.set_mesh(self.mesh))
@@ -147,7 +140,11 @@ class Run:
     self.log = Log(lock, c, self.start, stack)
     if "goodput" in self.log.last:
       self.goodput.resume(self.log.last["goodput"])
-    self.log.say(self.summary())
+    params = sum(x.size for x in jax.tree.leaves(self.state.params))
+    manifest = self.rows.manifest["train"]
+    self.log.say("\n".join(summary.lines(metadata, manifest, self.mesh, params, self.start)))
+    for warning in summary.warnings(c, self.rows.train, self.start):
+      self.log.say(f"warning: {warning}")
     now = distributed.versions()
     then = self.checkpointer.info(self.start)["versions"] if self.start else now
     changed = [f"{name} {x}, now {now.get(name)}" for name, x in then.items() if x != now.get(name)]
@@ -185,50 +182,6 @@ class Run:
       with storage.written(workdir / "manifest.json") as file:
         file.write(json.dumps(rows.manifest, indent=1) + "\n")
     return state
-
-  def summary(self) -> str:
-    """Returns the first lines on the screen: model, data and devices."""
-    c, manifest, mesh = self.config, self.rows.manifest["train"], self.mesh
-    devices = f"{mesh.size} {mesh.devices.flat[0].platform} device(s) as {dict(mesh.shape)}"
-    params = sum(x.size for x in jax.tree.leaves(self.state.params))
-    targets = ", ".join(f"{count} {name}" for name, count in manifest["targets"].items())
-    examples = "texts" if c.loss.objective == "language_model" else "solutions"
-    outcome = c.loss.objective == "outcome"
-    counted = "targets, one a token: " if outcome else ""
-    epochs = c.train.steps * c.train.batch_rows / manifest["rows"]
-    lines = [
-      f"{c.loss.objective.replace('_model', '')} model, {params:,} parameters, on {devices}",
-      f"{manifest['examples']:,} {examples} ({counted}{targets}), {manifest['tokens']:,} tokens in "
-      f"{manifest['rows']:,} rows of {c.data.row_length} ({manifest['fill']:.1%} full), "
-      f"{c.train.steps} steps = {epochs:.1f} epochs",
-    ]
-    if manifest.get("merged"):
-      paths, times = manifest["tokens_of_paths"], manifest["tokens_of_paths"] / manifest["tokens"]
-      lines.append(f"prefix trees: {paths:,} tokens path by path, {times:.2f} times as many")
-    if cut := manifest["longer_than_a_row"]:
-      room, lost = step_dataset.room(cut), sum(each.get("targets_lost", 0) for each in cut)
-      lost = f", {lost:,} of their labels lost" if lost and not outcome else ""
-      what = "longer than a row, left out" if outcome else "cut at a row's end"
-      lines.append(f"{what}: {len(cut)} of the {examples}{lost}; {room}")
-    if c.loss.objective != "language_model":
-      lines.append(f"steps end with {self.rows.metadata.contract.described_separator}")
-    options = compiler_options.of(c.tpu, mesh.devices.flat[0])
-    if options:
-      lines.append(f"compiler options: {' '.join(f'{k}={v}' for k, v in options.items())}")
-    elif c.tpu.compiler_options:
-      lines.append("tpu.compiler_options are ignored: these are no TPUs")
-    if self.start:
-      lines.append(f"resuming at step {self.start}")
-    if c.train.profile_at > c.train.steps:
-      lines.append(f"warning: no trace: the run ends before update {c.train.profile_at}")
-    if 0 < c.train.profile_at <= self.start:
-      lines.append(f"warning: no trace: update {c.train.profile_at} was made before")
-    if c.optim.warmup_steps >= c.train.steps:
-      few = f"{c.train.steps} steps of optim.warmup_steps={c.optim.warmup_steps}"
-      lines.append(f"warning: the learning rate rises to the end of the run: {few}")
-    if why := evaluations.why_too_few(c.train):
-      lines.append(f"warning: {why}")
-    return "\n".join(lines)
 
   def update(self, step: int, batch: Batch) -> dict[str, jax.Array]:
     """Makes an update and returns its metrics; traces `PROFILED` from `train.profile_at` on."""
@@ -382,7 +335,7 @@ def read_rows(
     evaluation=evaluation[0],
     manifest={"train": train[1], data.eval_name: evaluation[1]},
     tokenizer=tokenizer,
-    metadata=checkpoint_lib.Metadata(c, contract, vocab_size, train[0].hash),
+    metadata=checkpoint_lib.Metadata(c, contract, vocab_size, train[0].hash, evaluation[0].hash),
   )
 
 

@@ -54,8 +54,13 @@ def merge(params: Params, trained: Params) -> Params:
   }
 
 
-def merge_lora(params: Params, c: config_lib.Model) -> Params:
-  """Returns the parameters of `lora_rank=0`: adds the factor products to the weights."""
+def merge_lora(params: Params, c: config_lib.Model, dtype: str | None = None) -> Params:
+  """Returns the parameters of `lora_rank=0`: adds the factor products to the weights.
+
+  Args:
+    dtype: of the sums; None: that of the weights.  Sums are rounded once: bfloat16 loses most of an
+      update that is a thousandth of its weight.
+  """
   if not c.lora_rank:
     return params
   blocks = {name: x for name, x in params["blocks"].items() if "_lora_" not in name}
@@ -63,5 +68,5 @@ def merge_lora(params: Params, c: config_lib.Model) -> Params:
     low, high = (params["blocks"][f"{name}_lora_{side}"] for side in ("in", "out"))
     update = jax.vmap(lambda low, high: jnp.tensordot(low, high, 1, precision="highest"))(low, high)
     weight = blocks[name] + c.lora_alpha / c.lora_rank * update
-    blocks[name] = weight.astype(blocks[name].dtype)
+    blocks[name] = weight.astype(dtype or blocks[name].dtype)
   return params | {"blocks": blocks}
