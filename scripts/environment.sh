@@ -14,7 +14,10 @@ environment() {
   base=$("$base" -c 'import sys; print(sys._base_executable)')
   python=$PWD/$directory/bin/python
   wanted="$(cksum < setup.py) $("$base" --version) $extras $PWD"
-  if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then return; fi
+  if command -v flock > /dev/null; then # another script that makes it now is waited for
+    exec 9> "$directory.lock" && flock 9
+  fi
+  if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then exec 9>&-; return; fi
   if [ -e "$directory" ] && [ ! -e "$stamp" ]; then
     echo "$PWD/$directory exists and was not made by this script: move it away first." >&2
     exit 1
@@ -41,6 +44,7 @@ environment() {
   unset PYTHONWARNINGS
   case $extras in *reference*) install_tunix ;; esac
   echo "$wanted" > "$stamp"
+  exec 9>&-
 }
 
 # Installs tunix without its dependencies, because it works with newer safetensors than it allows;

@@ -26,16 +26,19 @@ while [ $# -gt 0 ]; do
   case $1 in
     --project=* | --zone=* | --name=* | --topology=* | --config=* | --workdir=* | --commit=*)
       key=${1%%=*}; printf -v "${key#--}" %s "${1#*=}" ;;
-    --copy=gs://?*=[A-Za-z0-9_]*) copies+=("${1#*=}") ;;
+    --copy=gs://?*=*) # the last = is before the folder
+      [[ ${1##*=} == [A-Za-z0-9_]* ]] || fail "$1: expected gs://BUCKET/DIR=DIR, DIR a relative path"
+      copies+=("${1#*=}") ;;
     --spot) spot=(--spot) ;;
     --delete | --dry_run) printf -v "${1#--}" true ;;
-    --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p;}' "$0"; exit ;;
+    -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p;}' "$0"; exit ;;
     --) shift; overrides=("$@"); break ;;
     *) fail "unknown argument $1; --help lists them" ;;
   esac
   shift
 done
-for key in project zone name; do check $key "${!key}" '[a-z][-.:a-z0-9]*' 'a-z, 0-9 and -'; done
+check name "$name" '[a-z][-a-z0-9]*' 'a-z, 0-9 and -'
+for key in project zone; do check $key "${!key}" '[a-z][-.:a-z0-9]*' 'a-z, 0-9, -, . and :'; done
 queue=(gcloud compute tpus queued-resources) place=("--project=$project" "--zone=$zone")
 exists() {  # prints yes or no; prints nothing if the cloud does not answer
   names=$("${queue[@]}" list "${place[@]}" '--format=value(name)') || return 0
@@ -47,6 +50,7 @@ give_back() {
     sleep 60
   done
 }
+$dry_run || command -v gcloud > /dev/null || fail 'gcloud is not installed'
 if $delete; then give_back; exit; fi
 # The slices that Cloud TPU offers, as in prm_jax/tpu/compilation.py.
 flat='1x1|2x2|2x4|4x4|4x8|8x8|8x16|16x16' small='2x2x1|2x2x2|2x2x4|2x4x4'
@@ -123,8 +127,10 @@ if $dry_run; then
 fi
 if [ "$(exists)" != no ]; then fail "--name=$name: in use (--delete deletes it), or no answer"; fi
 finish() {
-  trap '' INT TERM HUP # another Ctrl-C must not stop the deletion
-  echo "launch_tpu.sh: deleting $name; Ctrl-\\ would leave it, and it costs money" >&2
+  set +e; trap '' INT TERM HUP PIPE # no other Ctrl-C, closed terminal or pipe stops the deletion
+  echo "launch_tpu.sh: deleting $name; Ctrl-\\ would leave it, and it costs money" >&2 ||
+    exec 2> /dev/null # for gcloud
+  exec >&2
   give_back
   rm -rf "$folder"
 }
@@ -134,6 +140,7 @@ request || fail 'the slice was refused'
 while ! code=$("${told[@]}" 2>/dev/null); do
   case $("${state[@]}") in
     SUSPENDED) give_back; until request; do sleep 60; done ;;
+    '') [ "$(exists)" != no ] || fail 'the slice is gone: something else deleted it' ;;
     FAILED) fail 'the request failed: too little quota, or a shape that this zone lacks' ;;
   esac
   sleep 60

@@ -19,7 +19,7 @@ import tqdm
 from conftest import ENVIRONMENT, ROOT, call_script, full_disk, python, run_script, write_lines
 from scored_files import generated
 
-from prm_jax.runtime import json_lines, progress, storage
+from prm_jax.runtime import exits, json_lines, progress, storage
 from prm_jax.scoring import batching, candidates
 
 TEXT = {"capture_output": True, "text": True}
@@ -306,3 +306,32 @@ def test_long_integers_in_other_keys_are_kept():
   record = json_lines.parse(line, "here")
   kept = candidates.scored(record, ["a"], np.array([[[0.25, 0.25, 0.5]]]), tiny.contract())
   assert json.loads(json.dumps(kept))["id"] == json.loads(line)["id"]
+
+
+def test_commands_work_without_standard_streams():
+  """A caller may close standard output and error, as some schedulers do."""
+  command = [sys.executable, "-m", "prm_jax", "--version"]
+  closed = ["bash", "-c", 'exec "$@" >&- 2>&-', "-", *command]
+  assert subprocess.run(closed, cwd=ROOT, env=ENVIRONMENT).returncode == 0
+
+
+STOPPED = """
+import sys
+from prm_jax.runtime import exits, progress
+exits.on_signals(resumable=True)
+def main():
+  sys.stdin.readline()
+  print("saving", file=progress._Lines())
+  raise exits.Preempted("step 3 is saved")
+exits.run(main)
+"""
+
+
+def test_a_stopped_run_has_its_exit_code_without_a_reader():
+  """SIGTERM also ends `tee` in `train.py 2>&1 | tee log`; the run still ends with 75."""
+  pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+  run = subprocess.Popen([sys.executable, "-c", STOPPED], cwd=ROOT, env=ENVIRONMENT, **pipes)
+  run.stderr.close()
+  run.stdin.write("\n")
+  run.stdin.close()
+  assert run.wait(timeout=60) == exits.AGAIN

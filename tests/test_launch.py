@@ -101,7 +101,8 @@ def test_values_reach_the_workers_as_they_were_given(tmp_path):
   [
     ("--name=a;rm -rf ~", "--name=a;rm -rf ~: expected a-z, 0-9 and -"),
     ("--workdir=runs/a", "gs://BUCKET/DIRECTORY, which outlives the slice"),
-    ("--copy=gs://my-bucket/x=/etc", "unknown argument --copy=gs://my-bucket/x=/etc"),
+    ("--copy=gs://my-bucket/x=/etc", "--copy=gs://my-bucket/x=/etc: expected gs://BUCKET/DIR=DIR"),
+    ("--copy=gs://my-bucket/d=2026/x=/etc", "x=/etc: expected gs://BUCKET/DIR=DIR"),
     ("--config=configs/none.py", "--config=configs/none.py: not a file of commit"),
     ("--config=", "--config=: not a file of commit"),
     ("--topology=v5e:4x5", "v5e or v6e and one of 1x1|2x2|2x4|4x4|4x8|8x8|8x16|16x16"),
@@ -136,6 +137,7 @@ def test_uncommitted_changes_are_not_launched(tmp_path):
     ("", "\n1\n", "ACTIVE\n", 1, "create delete"),
     ("", "\n\n0\n", "SUSPENDED\nACTIVE\n", 0, "create delete create delete"),
     ("", "\n", "FAILED\n", 2, "create delete"),
+    ("", "\n", "\n", 2, "create delete"),  # it is gone: somebody else deleted it
     ("a/qwen-7b", "0\n", "", 2, ""),  # another run's slice is left alone
     ("a/other-qwen-7b", "75\n", "", 75, "create delete"),
     ("refuse", "", "", 2, "create delete"),  # a slice that was created in part is deleted
@@ -154,13 +156,18 @@ SLOW_TO_DELETE = """#!/bin/bash
 echo "$@" >> "$FAKE/calls"
 case " $* " in
   *" cat "*) exit 1 ;;
+  *" describe "*) echo ACTIVE ;;
   *" delete "*) echo > "$FAKE/deleting"; /bin/sleep 3; echo deleted >> "$FAKE/calls" ;;
 esac
 """
 
 
-def test_a_second_interrupt_does_not_stop_the_deletion(tmp_path):
-  """Ctrl-C during the deletion that an earlier Ctrl-C began leaves no slice behind."""
+@pytest.mark.parametrize("read", [True, False])
+def test_interrupts_do_not_stop_the_deletion(tmp_path, read):
+  """Ctrl-C during the deletion that an earlier Ctrl-C began leaves no slice behind.
+
+  Nor does it if Ctrl-C also ended the reader of the output, as in `| tee log`.
+  """
   write(tmp_path, gcloud=SLOW_TO_DELETE, calls="")
   env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FAKE": str(tmp_path)}
   command = ["bash", str(SCRIPT), *RUN]
@@ -169,8 +176,13 @@ def test_a_second_interrupt_does_not_stop_the_deletion(tmp_path):
   for seen in (lambda: " cat " in (tmp_path / "calls").read_text(), (tmp_path / "deleting").exists):
     while launcher.poll() is None and not seen():
       time.sleep(0.05)
+    if not read:
+      launcher.stdout.close()
+      launcher.stderr.close()
     os.killpg(launcher.pid, signal.SIGINT)
-  assert "deleting qwen-7b" in launcher.communicate(timeout=60)[1] and launcher.returncode == 130
+  if read:
+    assert "deleting qwen-7b" in launcher.communicate(timeout=60)[1]
+  assert launcher.wait(timeout=60) == 130 or not read
   assert (tmp_path / "calls").read_text().endswith("deleted\n")
 
 

@@ -105,6 +105,11 @@ def _wrapped(text: str, width: int = sys.maxsize) -> str:
   return "\n\n".join(map(fill, re.split(r"\n\s*\n", text.strip("\n").rstrip())))
 
 
+def _name(flag: str) -> str:
+  """Returns a flag in the spelling of its field: tyro also takes hyphens."""
+  return f"--{flag[2:].replace('-', '_')}" if flag.startswith("--") else flag
+
+
 def parse(args: type[Args], description: str | None = None) -> Args:
   """Parses the command line of a script into its frozen dataclass of flags.
 
@@ -122,7 +127,7 @@ def parse(args: type[Args], description: str | None = None) -> Args:
       _wrong_flag(f"{text!r}: not UTF-8, which libraries for data and checkpoints need")
   switches = {f"--{field.name}" for field in fields if field.default is False}
   argv = [
-    f"{flag}=True" if flag in switches and after not in ("True", "False") else flag
+    f"{flag}=True" if _name(flag) in switches and after not in ("True", "False") else flag
     for flag, after in zip(argv, [*argv[1:], ""])
   ]
   if any(field.name == "config" for field in fields):
@@ -131,6 +136,8 @@ def parse(args: type[Args], description: str | None = None) -> Args:
     known, argv = file.parse_known_args(argv)
     _check_settings(argv)
     required = [field.name for field in fields if field.default is dataclasses.MISSING]
+    if known.config == "":
+      _wrong_flag("--config=: an empty path: is a variable of the shell not set?")
     experiment = read(known.config) if known.config else config_lib.Experiment()
     description = f"{description}\n\n{CONFIG}"
     default = args(**dict.fromkeys(required, tyro.MISSING_NONPROP), config=experiment)

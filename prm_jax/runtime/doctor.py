@@ -56,8 +56,9 @@ def missing(wanted: list[Requirement]) -> Iterator[str]:
 
 def extras_with(module: str) -> list[str]:
   """Returns the extras that install the package of a module, the smallest first."""
-  start = canonicalize_name(module.split(".")[0])
-  named = lambda wanted: any(canonicalize_name(each.name).startswith(start) for each in wanted)
+  name = canonicalize_name(module.split(".")[0])
+  name = {"orbax": "orbax-checkpoint"}.get(name, name)  # the others are named as their modules
+  named = lambda wanted: any(canonicalize_name(each.name) == name for each in wanted)
   try:
     extras = {extra: packages for extra, packages in requirements().items() if named(packages)}
   except importlib.metadata.PackageNotFoundError:

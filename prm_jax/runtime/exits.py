@@ -45,6 +45,12 @@ def on_signals(resumable: bool = False) -> None:
   Args:
     resumable: the line says how to resume, and the exit code after SIGTERM is `AGAIN`.
   """
+  for name, number in (("stdout", 1), ("stderr", 2)):
+    if getattr(sys, name) is None:  # closed by the caller: no output file may get its number
+      os.dup2(null := os.open(os.devnull, os.O_WRONLY), number)
+      if null != number:
+        os.close(null)
+      setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
   sys.excepthook = _uncaught
   advice, sigterm = (RESUME, AGAIN) if resumable else ("", TERMINATED)
   ends = {signal.SIGINT: ("Ctrl-C", INTERRUPTED), signal.SIGTERM: ("SIGTERM", sigterm)}
@@ -135,12 +141,16 @@ def run(main: Callable[[], None]) -> None:
   """
   try:
     main()
-    sys.stdout.flush()
+    if sys.stdout:  # None if the caller closed it
+      sys.stdout.flush()
   except BrokenPipeError:  # as by `| head`; writing again at shutdown would print a traceback
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(1)
   except Preempted as stop:
-    print(f"{script()}: {stop}{RESUME}", file=sys.stderr)
+    try:
+      print(f"{script()}: {stop}{RESUME}", file=sys.stderr, flush=True)
+    except OSError:  # the signal may have ended the reader too, as in `2>&1 | tee log`
+      os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # or the exit code would be Python's 120
     sys.exit(AGAIN)
   except EXPECTED as error:
     text = str(error) or type(error).__name__

@@ -79,7 +79,8 @@ class _Lines:
 
   def write(self, text: str) -> None:
     if text := text.replace("\x1b[A", "").strip():
-      print(text, file=sys.stderr, flush=True)
+      with contextlib.suppress(BrokenPipeError):  # the work goes on without a reader
+        print(text, file=sys.stderr, flush=True)
 
   def flush(self) -> None:
     pass

@@ -221,7 +221,7 @@ def refuse_existing(name: str | os.PathLike[str], replaces: str = "") -> pathlib
   Raises:
     FileExistsError: the path exists, and is neither such a directory nor an empty one.
   """
-  directory = pathlib.Path(name).expanduser().absolute()
+  directory = pathlib.Path(name).expanduser().resolve()  # follows links
   free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
   if not free and not (replaces and (directory / replaces).is_file()):
     raise FileExistsError(f"{directory}: is there already; give the name of a new directory")

@@ -164,7 +164,8 @@ class Log:
   def say(self, text: str) -> None:
     """Prints text above the progress bar, on the first host."""
     if self._writes:
-      self.bar.write(text, file=sys.stderr)
+      with contextlib.suppress(BrokenPipeError):  # SIGTERM may have ended `| tee`; still save
+        self.bar.write(text, file=sys.stderr)
       self.bar.said()
 
 
