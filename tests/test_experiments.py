@@ -481,7 +481,7 @@ def test_tuning_trains_the_settings_of_its_names(finished):
     assert name == "-".join([c.loss.objective, *(f"{value:g}" for value in values)])
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"experiment": "../x", "summary": {}}', "no"])
+@pytest.mark.parametrize("text", ["{}", "[]", '{"experiment": "../x"}', "no"])
 def test_a_damaged_file_is_an_error_that_names_it(text, tmp_path):
   """The error about a results file of wrong content names the file."""
   path = tmp_path / "x.json"
@@ -496,7 +496,7 @@ def test_a_damaged_curve_is_an_error_that_names_the_file(tmp_path, finished):
   report.write(gather("supervision", tmp_path), tmp_path)
   path = tmp_path / "supervision.json"
   content = json.loads(path.read_text())
-  content["summary"]["curves"]["process-2"]["mean"] = [0.5]
+  next(x for x in content["runs"] if x["run"] == "process-2")["accuracy"] = [[0.5]]
   path.write_text(json.dumps(content))
   with pytest.raises(ValueError, match=r"supervision\.json: .*damaged"):
     report.draw(path, tmp_path, "supervision")
@@ -515,9 +515,7 @@ def test_texts_are_escaped(tmp_path, finished):
   report.write(gather("supervision", tmp_path), tmp_path)
   path = tmp_path / "supervision.json"
   content = json.loads(path.read_text())
-  content["summary"]["breakdown"]["level"] = {
-    "<script>level\x1b[2J": {"problems": 1, "accuracy": [0.0, 0.0, 0.0]}
-  }
+  content["info"][0]["level"][0] = "<script>level\x1b[2J"
   path.write_text(json.dumps(content))
   lines = report.draw(path, tmp_path, "supervision", ["svg"])
   assert any("<script>level?[2J" in line for line in lines)

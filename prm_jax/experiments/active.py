@@ -1,7 +1,7 @@
 """Active learning: rules for what to label against uniform sampling (paper section 4.2)."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,34 +80,15 @@ def _labels(study: Study, name: str) -> dict[str, Any]:
   return {rule: study.errors(_choice(study, rule, n)) for rule in (*GROWING, *OTHERS)}
 
 
-def summarise(results: Results) -> dict[str, Any]:
-  """Returns curves, fitted lines and ratios, with intervals over seeds and problems."""
-  samples, n = results.plan["samples"], middle(results.plan["samples"])
-  names = ["start", "ensemble", *models(samples)]
-  curves = {name: results.accuracy(name) for name in names}
-  sizes = {name: results.mean(name, "solutions") for name in names}
-  grow = lambda at: {
-    rule: np.stack([curves[name][:, :, at] for name in growing(rule, samples)], axis=-1)
-    for rule in GROWING
+def _efficiency(results: Results, size: Callable[[str], float], at: int = -1) -> dict[str, Any]:
+  """Returns the `efficiency` of the growing rules at an index of N, by a size of each result."""
+  names = {rule: growing(rule, results.plan["samples"]) for rule in GROWING}
+  curves = {
+    rule: np.stack([results.accuracy(name)[:, :, at] for name in each], axis=-1)
+    for rule, each in names.items()
   }
-  steps = lambda name: sum(results.labels(name).values()) / len(results.seeds)
-  size = {rule: [sizes[name] for name in growing(rule, samples)] for rule in GROWING}
-  labels = {rule: [steps(name) for name in growing(rule, samples)] for rule in GROWING}
-  reported = [at for at, n in enumerate(results.n) if n >= 16 or n == results.n[-1]]
-  ratios = lambda size: {
-    str(results.n[at]): efficiency(grow(at), size, "uniform", results.crossed) for at in reported
-  }
-  gain = lambda rule, k: results.intervals(curves[f"{rule}-{k}"] - curves[f"uniform-{k}"])
-  return {
-    "curves": {name: results.intervals(curve) for name, curve in curves.items()},
-    "solutions": sizes,
-    "labels": {name: results.labels(name) for name in names},
-    "efficiency": ratios(size),
-    "efficiency_of_labels": ratios(labels),
-    "gains": {str(k): gain("convincing", k) for k in samples},
-    "differences": {rule: gain(rule, n) for rule in ("convincing", *OTHERS)},
-    "missed": _missed(results),
-  }
+  sizes = {rule: [*map(size, each)] for rule, each in names.items()}
+  return efficiency(curves, sizes, "uniform", results.crossed)
 
 
 def efficiency(
@@ -159,50 +140,53 @@ def _missed(results: Results) -> dict[str, float]:
   }
 
 
-def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+def panels(results: Results) -> list[Panel]:
   """Returns panels of best-of-N over labelled solutions, with the fitted lines, and over N."""
   samples, last = results.plan["samples"], results.n[-1]
-  curves, fitted = [], []
+  solutions = lambda name: results.mean(name, "solutions")
+  curves, fitted, lines = [], [], _efficiency(results, solutions)
   for i, (rule, label) in enumerate(GROWING.items()):
     names = growing(rule, samples)
-    x = np.array([summary["solutions"][name] for name in names])
-    curves.append(Curve.at_last(label, x, [summary["curves"][name] for name in names]))
-    line = summary["efficiency"][str(last)][rule]
-    y = 100 * (line["intercept"] + line["slope"] * np.log2(x))
+    x = np.array([*map(solutions, names)])
+    curves.append(Curve.at_last(label, x, [*map(results.curve, names)]))
+    y = 100 * (lines[rule]["intercept"] + lines[rule]["slope"] * np.log2(x))
     label = f"line, {label[0].lower()}{label[1:]}"
     fitted.append(Curve(label, x, y, dashed=True, colour=i))
   n = middle(samples)
   labels = {f"{rule}-{n}": label for rule, label in (GROWING | OTHERS).items()}
   return [
     Panel([*curves, *fitted], "labelled solutions", f"% problems solved (best-of-{last})"),
-    figures.over_n(labels, results.n, summary["curves"], f"N, {n} chosen solutions a problem"),
+    figures.over_n(labels, results, f"N, {n} chosen solutions a problem"),
   ]
 
 
-def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+def tables(results: Results) -> list[Table]:
   """Returns the tables of page and screen."""
   samples, last, n = results.plan["samples"], results.n[-1], middle(results.plan["samples"])
-  curves = summary["curves"]
+  minus_uniform = lambda rule, k: percent(results.minus(f"{rule}-{k}", f"uniform-{k}"), sign=True)
   rows = [
-    [label, *(percent(curves[name]) for name in growing(rule, samples))]
+    [label, *(percent(results.curve(name)) for name in growing(rule, samples))]
     for rule, label in GROWING.items()
   ]
-  gains = (percent(summary["gains"][str(k)], sign=True) for k in samples)
+  gains = (minus_uniform("convincing", k) for k in samples)
   rows.append(["convincing minus uniform", "", *gains])
+  solutions = lambda name: results.mean(name, "solutions")
+  steps = lambda name: sum(results.labels(name).values()) / len(results.seeds)
   lines = []
-  for at, arms in summary["efficiency"].items():
-    solutions, labels = arms["convincing"], summary["efficiency_of_labels"][at]["convincing"]
-    ratios = solutions["slope_ratio"], solutions["data_ratio"], labels["data_ratio"]
-    lines.append([at, *map(ratio, ratios)])
-  others = []
+  for at, k in enumerate(results.n):
+    if k >= 16 or k == last:
+      by_solution, by_step = (
+        _efficiency(results, size, at)["convincing"] for size in (solutions, steps)
+      )
+      found = by_solution["slope_ratio"], by_solution["data_ratio"], by_step["data_ratio"]
+      lines.append([str(k), *map(ratio, found)])
+  others, missed = [], _missed(results)
   for rule, label in (GROWING | OTHERS).items():
-    name, missed = f"{rule}-{n}", summary["missed"].get(rule)
-    labels = summary["labels"][name]
-    count = sum(labels.values())
-    row = [label, f"{summary['solutions'][name]:,.0f}", f"{count / len(results.seeds):,.0f}"]
-    row.append(f"{100 * labels.get('-1', 0) / count:.0f} %")
-    row += ["" if missed is None else f"{100 * missed:.1f} %", percent(curves[name])]
-    row.append("" if rule == "uniform" else percent(summary["differences"][rule], sign=True))
+    name, labels = f"{rule}-{n}", results.labels(f"{rule}-{n}")
+    row = [label, f"{solutions(name):,.0f}", f"{steps(name):,.0f}"]
+    row.append(f"{100 * labels.get('-1', 0) / sum(labels.values()):.0f} %")
+    row.append(f"{100 * missed[rule]:.1f} %" if rule in missed else "")
+    row += [percent(results.curve(name)), "" if rule == "uniform" else minus_uniform(rule, n)]
     others.append(row)
   header = ["rule", "solutions", "labels of steps", "negative", "missed by the labeller"]
   header += [f"best-of-{last}, %", "minus uniform"]

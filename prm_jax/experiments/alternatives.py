@@ -52,39 +52,24 @@ def _model(study: QuickStartStudy, arm: str) -> dict[str, Any]:
   return study.measured(scorer, data)
 
 
-def summarise(results: Results) -> dict[str, Any]:
-  """Returns curves, and the share of the gap between PRM and ORM that is due to alternatives."""
-  curves = {arm: results.accuracy(arm) for arm in ARMS}
-  gaps = [curves["alternatives"] - curves[other] for other in ("own_steps", "outcome")]
-  shares = ratios(*gaps, results.crossed).T[1:]  # at N = 1 there is no gap
-  return {
-    "curves": {arm: results.intervals(curve) for arm, curve in curves.items()},
-    "differences": {
-      "alternatives - own_steps": results.intervals(gaps[0]),
-      "own_steps - outcome": results.intervals(curves["own_steps"] - curves["outcome"]),
-    },
-    "share_of_gap": dict(zip(map(str, results.n[1:]), map(ratio_interval, shares))),
-    "majority": results.intervals(results.problems("majority")),
-  }
-
-
-def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+def panels(results: Results) -> list[Panel]:
   """Returns the panel of best-of-N, of the three models and of voting."""
-  labels = ARMS | {"majority": "Majority voting"}
-  curves = summary["curves"] | {"majority": summary["majority"]}
-  return [figures.over_n(labels, results.n, curves)]
+  return [figures.over_n(ARMS | {"majority": "Majority voting"}, results)]
 
 
-def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+def tables(results: Results) -> list[Table]:
   """Returns the table of page and screen."""
   at = results.at(4, 16, 64, 256)
   header = ["N", *(str(results.n[k]) for k in at)]
-  rows = over_n(ARMS, summary["curves"], at)
+  rows = over_n(ARMS, results.curve, at)
   names = {
-    "alternatives - own_steps": "gained by alternatives",
-    "own_steps - outcome": "own steps minus ORM",
+    ("alternatives", "own_steps"): "gained by alternatives",
+    ("own_steps", "outcome"): "own steps minus ORM",
   }
-  rows += over_n(names, summary["differences"], at, sign=True)
-  shares = (ratio(summary["share_of_gap"][str(results.n[k])], 0, 100) for k in at)
-  rows.append(["share of the PRM's lead over the ORM that is due to alternatives, %", *shares])
+  rows += over_n(names, lambda pair: results.minus(*pair), at, sign=True)
+  others = map(results.accuracy, ("own_steps", "outcome"))
+  gaps = (results.accuracy("alternatives") - other for other in others)
+  shares = ratios(*gaps, results.crossed).T
+  percentages = (ratio(ratio_interval(shares[k]), 0, 100) for k in at)
+  rows.append(["share of the PRM's lead over the ORM that is due to alternatives, %", *percentages])
   return [Table("% of problems solved, with 95 % intervals", header, rows)]

@@ -12,7 +12,7 @@ import numpy as np
 
 from prm_jax.evaluation import page
 from prm_jax.evaluation.figure_files import encoded
-from prm_jax.experiments.results import Table
+from prm_jax.experiments.results import Results, Table
 
 COLOURS = (
   *("#1b6ca8", "#d1603d", "#3a9d5d", "#8e5ea2", "#b8860b", "#5f6b6d"),
@@ -93,14 +93,11 @@ def draw(panels: Sequence[Panel]) -> matplotlib.figure.Figure:
 
 
 def over_n(
-  labels: Mapping[str, str],
-  n: Sequence[int],
-  curves: Mapping[str, dict[str, Any]],
-  x: str = "N = number of solutions per problem",
+  labels: Mapping[str, str], results: Results, x: str = "N = number of solutions per problem"
 ) -> Panel:
-  """Returns the panel of best-of-N of the labelled curves, with that of voting dashed."""
+  """Returns the panel of best-of-N of the labelled runs, with that of voting dashed."""
   drawn = [
-    Curve.over_n(label, n, curves[name], dashed=name == "majority")
+    Curve.over_n(label, results.n, results.curve(name), dashed=name == "majority")
     for name, label in labels.items()
   ]
   return Panel(drawn, x, "% problems solved (best-of-N)")

@@ -112,58 +112,39 @@ def changed(pool: active.Pool, last: active.Pool) -> dict[str, Any]:
   }
 
 
-def summarise(results: Results) -> dict[str, Any]:
-  """Returns curves and diagnostics of each generation."""
-  generations = range(results.plan["generations"])
-  names = dict.fromkeys(name(arm, g) for arm in ARMS for g in generations)
-  curves = {each: results.accuracy(each) for each in names}
-  return {
-    "curves": {each: results.intervals(curve) for each, curve in curves.items()},
-    "differences": {
-      f"{other} {g}": results.intervals(curves[f"convincing-{g}"] - curves[name(other, g)])
-      for other in ("frozen", "uniform")
-      for g in generations[1:]
-    },
-    "diagnostics": {
-      each: {key: results.values(each, key) for key in DIAGNOSTICS} for each in names
-    },
-  }
-
-
-def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+def panels(results: Results) -> list[Panel]:
   """Returns panels of best-of-N by generation, and of three diagnostics."""
   last, generations = results.n[-1], range(results.plan["generations"])
   first = [
-    Curve.at_last(label, generations, [summary["curves"][name(arm, g)] for g in generations])
+    Curve.at_last(label, generations, [results.curve(name(arm, g)) for g in generations])
     for arm, label in ARMS.items()
   ]
-  diagnostic = lambda arm, key: np.array(
-    [np.mean(summary["diagnostics"][name(arm, g)][key] or [np.nan]) for g in generations]
-  )
+  # None becomes NaN, which is not drawn.
+  means = lambda arm, key: np.array([results.mean(name(arm, g), key) for g in generations], float)
   out = [Panel(first, "generation", f"% problems solved (best-of-{last})", log=False)]
   for key in ("negative", "ece", "drift"):
-    curves = [Curve(label, generations, diagnostic(arm, key)) for arm, label in ARMS.items()]
+    curves = [Curve(label, generations, means(arm, key)) for arm, label in ARMS.items()]
     out.append(Panel(curves, "generation", DIAGNOSTICS[key], log=False))
   return out
 
 
-def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+def tables(results: Results) -> list[Table]:
   """Returns the tables of page and screen."""
   last, generations = results.n[-1], range(results.plan["generations"])
   header = ["generation", *map(str, generations)]
   rows = [
-    [label, *(percent(summary["curves"][name(arm, g)]) for g in generations)]
+    [label, *(percent(results.curve(name(arm, g))) for g in generations)]
     for arm, label in ARMS.items()
   ]
   for other in ("frozen", "uniform"):
     gains = (
       "the same model"
       if name(other, g) == name("convincing", g)
-      else percent(summary["differences"][f"{other} {g}"], sign=True)
+      else percent(results.minus(name("convincing", g), name(other, g)), sign=True)
       for g in generations[1:]
     )
     rows.append([f"retrained minus {ARMS[other]}", "", *gains])
-  diagnostic = lambda arm, key, g: number(mean(summary["diagnostics"][name(arm, g)][key]))
+  diagnostic = lambda arm, key, g: number(results.mean(name(arm, g), key))
   diagnostics = [
     [f"{label}: {ARMS[arm]}", *values]
     for key, label in DIAGNOSTICS.items()

@@ -27,8 +27,8 @@ def module(name: str):
   """Returns the module of an experiment.
 
   It has TITLE, QUESTION and PAPER; `runs`, which returns the functions that make the results of a
-  seed, by the names of the results; `summarise`, `panels` and `tables`, which take the results of
-  all seeds; and `study`, if the experiment has data of its own.
+  seed, by the names of the results; `panels` and `tables`, which take the results of all seeds; and
+  `study`, if the experiment has data of its own.
   """
   return importlib.import_module(f"prm_jax.experiments.{name}")
 

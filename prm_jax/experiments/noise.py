@@ -80,64 +80,48 @@ def flipped(ratings: Sequence[Sequence[int]], share: float, seed: int) -> list[t
   ]
 
 
-def summarise(results: Results) -> dict[str, Any]:
-  """Returns best-of-N by share of flipped labels, and its change against no flips."""
-  shares = results.plan["noise"]
-  curves = {f"{arm}-{x:g}": results.accuracy(f"{arm}-{x:g}") for arm in ARMS for x in shares}
-  return {
-    "curves": {name: results.intervals(curve) for name, curve in curves.items()},
-    "lost": {
-      f"{arm}-{x:g}": results.intervals(curves[f"{arm}-{x:g}"] - curves[f"{arm}-{shares[0]:g}"])
-      for arm in ARMS
-      for x in shares
-    },
-    "labels": {f"{x:g}": results.labels(f"process-{x:g}") for x in shares},
-    "moved": {f"{x:g}": results.mean(f"process-{x:g}", "moved") for x in shares},
-    "agreement": {
-      f"{x:g}": {
-        key: mean(each["agreement"][key] for each in results.of(f"process-{x:g}"))
-        for key in ("share", "kappa")  # kappa is not defined where all labels are the same
-      }
-      for x in shares
-    },
-  }
+def _lost(results: Results, arm: str, share: float) -> dict[str, list]:
+  """Returns the change of best-of-N against the first share, no flips."""
+  return results.minus(f"{arm}-{share:g}", f"{arm}-{results.plan['noise'][0]:g}")
 
 
-def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+def panels(results: Results) -> list[Panel]:
   """Returns panels of best-of-N at the largest N over the share of flips, and of its change."""
   shares, last = results.plan["noise"], results.n[-1]
-  x = [100 * share for share in shares]
-  titles = {"curves": f"% problems solved (best-of-{last})"}
-  titles |= {"lost": "change against no noise, points"}
+  solved = lambda arm, share: results.curve(f"{arm}-{share:g}")
+  titles = {f"% problems solved (best-of-{last})": solved}
+  titles["change against no noise, points"] = functools.partial(_lost, results)
   out = []
-  for key, title in titles.items():
+  for title, found in titles.items():
     curves = [
-      Curve.at_last(label, x, [summary[key][f"{arm}-{s:g}"] for s in shares])
+      Curve.at_last(label, [100 * s for s in shares], [found(arm, s) for s in shares])
       for arm, label in ARMS.items()
     ]
     out.append(Panel(curves, "% labels flipped", title, log=False))
   return out
 
 
-def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+def tables(results: Results) -> list[Table]:
   """Returns the table of page and screen."""
   shares, last = results.plan["noise"], results.n[-1]
   rows = [
-    [label, *(percent(summary["curves"][f"{arm}-{s:g}"]) for s in shares)]
+    [label, *(percent(results.curve(f"{arm}-{s:g}")) for s in shares)]
     for arm, label in ARMS.items()
   ]
   rows += [
-    [f"{label}: change", "", *(percent(summary["lost"][f"{arm}-{s:g}"], True) for s in shares[1:])]
+    [f"{label}: change", "", *(percent(_lost(results, arm, s), True) for s in shares[1:])]
     for arm, label in ARMS.items()
   ]
-  agreement = [summary["agreement"][f"{x:g}"] for x in shares]
-  count = lambda x: f"{sum(summary['labels'][f'{x:g}'].values()) / len(results.seeds):,.0f}"
-  rows.append(["labels of steps that are left", *map(count, shares)])
-  moved = (f"{100 * summary['moved'][f'{x:g}']:.1f}" for x in shares)
+  runs = [f"process-{s:g}" for s in shares]
+  agreement = lambda run, key: mean(each["agreement"][key] for each in results.of(run))
+  counts = (f"{sum(results.labels(run).values()) / len(results.seeds):,.0f}" for run in runs)
+  rows.append(["labels of steps that are left", *counts])
+  moved = (f"{100 * results.mean(run, 'moved'):.1f}" for run in runs)
   rows.append(["solutions with another first error, %", *moved])
-  agree = (f"{100 * each['share']:.1f}" for each in agreement)
+  agree = (f"{100 * agreement(run, 'share'):.1f}" for run in runs)
   rows.append(["two such labellers agree, % of steps", *agree])
-  kappas = (number(each["kappa"], 2, missing="none") for each in agreement)
+  # Kappa is not defined where all labels are the same.
+  kappas = (number(agreement(run, "kappa"), 2, missing="none") for run in runs)
   rows.append(["Cohen's kappa of right and wrong", *kappas])
   header = ["labels flipped", *(f"{100 * s:g} %" for s in shares)]
   return [Table(f"Best-of-{last}, % of problems, with 95 % intervals", header, rows)]

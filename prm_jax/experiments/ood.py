@@ -83,7 +83,7 @@ def judged(scorers: dict[str, Any], task: tasks.Task) -> dict[str, Any]:
   return result
 
 
-def summarise(results: Results) -> dict[str, Any]:
+def compared(results: Results) -> dict[str, dict[str, Any]]:
   """Returns Table 1 at the largest N of each domain, with intervals over seeds and problems."""
   by_seed = [run["domains"] for run in results.of("domains")]
   names = [*by_seed[0]]
@@ -104,7 +104,7 @@ def summarise(results: Results) -> dict[str, Any]:
     table[AGGREGATE] = _compared(last, all(crossed[name] for name in unfamiliar))
     table[AGGREGATE]["n"] = sorted({table[name]["n"][-1] for name in unfamiliar})
     table[AGGREGATE]["problems"] = sum(table[name]["problems"] for name in unfamiliar)
-  return {"table": table}
+  return table
 
 
 def _compared(curves: dict[str, np.ndarray], crossed: bool) -> dict[str, Any]:
@@ -113,20 +113,20 @@ def _compared(curves: dict[str, np.ndarray], crossed: bool) -> dict[str, Any]:
   return {key: interval(means(curve, crossed)) for key, curve in curves.items()}
 
 
-def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+def panels(results: Results) -> list[Panel]:
   """Returns a panel of best-of-N for each domain."""
   out = []
-  for name, found in summary["table"].items():
+  for name, found in compared(results).items():
     if name != AGGREGATE:
       curves = [Curve.over_n(label, found["n"], found[key]) for key, label in METHODS.items()]
       out.append(Panel(curves, f"N, {name}", "% problems solved (best-of-N)"))
   return out
 
 
-def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+def tables(results: Results) -> list[Table]:
   """Returns the experiment's Table 1 and the paper's."""
   rows = []
-  for name, found in summary["table"].items():
+  for name, found in compared(results).items():
     row = [name, *map(percent, (found[key] for key in METHODS))]
     row += [percent(found["prm - orm"], sign=True), number(mean(found.get("prm_auroc", ())))]
     row.append(", ".join(map(str, found["n"] if name == AGGREGATE else found["n"][-1:])))

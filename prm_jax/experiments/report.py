@@ -3,7 +3,6 @@
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from prm_jax.experiments import figures, jobs
 from prm_jax.experiments.results import Results
@@ -31,9 +30,7 @@ def gather(name: str, scale: str, directory: pathlib.Path, seeds: Sequence[int])
 
 def write(results: Results, directory: pathlib.Path, vector: Sequence[str] = ()) -> list[str]:
   """Writes NAME.json, NAME.png and NAME.html; returns lines for the screen, as `draw` does."""
-  summary = jobs.module(results.experiment).summarise(results)
-  text = json.dumps(vars(results) | {"summary": summary}) + "\n"
-  return _draw(json.loads(text), directory, vector, text)
+  return _draw(results, directory, vector, {".json": (json.dumps(vars(results)) + "\n").encode()})
 
 
 def draw(
@@ -54,23 +51,20 @@ def draw(
   if content.get("experiment") != name:
     raise ValueError(f"{path}: not the results of {name}, but {content.get('experiment')!r}")
   try:
-    return _draw(content, directory, vector)
+    return _draw(Results(**content), directory, vector, {})
   except (LookupError, TypeError, ValueError, AttributeError) as error:
     raise ValueError(f"{path}: not the results of an experiment, or damaged: {error!r}") from error
 
 
 def _draw(
-  content: dict[str, Any], directory: pathlib.Path, vector: Sequence[str], text: str = ""
+  results: Results, directory: pathlib.Path, vector: Sequence[str], files: dict[str, bytes]
 ) -> list[str]:
-  summary = content.pop("summary")
-  results = Results(**content)
   module = jobs.module(results.experiment)
-  panels, tables = module.panels(results, summary), module.tables(results, summary)
+  panels, tables = module.panels(results), module.tables(results)
   given = [f"{name} {value}" for name, value in results.plan["files"].items() if value]
   data = f"data and models: {', '.join(given)}" if given else "the embedded domain"
   seeds = ", ".join(map(str, results.seeds))
-  files = {".json": text.encode()} if text else {}
-  files |= figures.contents(
+  files = files | figures.contents(
     panels,
     tables,
     title=module.TITLE,

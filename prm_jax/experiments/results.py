@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,12 +71,18 @@ class Results:
     return [by_seed[seed] for seed in self.seeds]
 
   def accuracy(self, run: str) -> np.ndarray:
-    """Returns best-of-N of a run, `[S, P, K]`."""
+    """Returns best-of-N of a run, or accuracy of "majority", `[S, P, K]`."""
+    if run == "majority":
+      return np.array([each[run] for each in self.info])
     return np.array([each["accuracy"] for each in self.of(run)])
 
-  def problems(self, name: str) -> np.ndarray:
-    """Returns the accuracy of a baseline, "majority" or "oracle", `[S, P, K]`."""
-    return np.array([each[name] for each in self.info])
+  def curve(self, run: str) -> dict[str, list]:
+    """Returns the `intervals` of a run's accuracy."""
+    return self.intervals(self.accuracy(run))
+
+  def minus(self, a: str, b: str) -> dict[str, list]:
+    """Returns the `intervals` of the difference of two runs."""
+    return self.intervals(self.accuracy(a) - self.accuracy(b))
 
   def values(self, run: str, key: str) -> list[float]:
     """Returns a number of each seed that has it."""
@@ -108,8 +114,7 @@ class Results:
         for p, level in enumerate(info["level"]):
           if level is not None:
             groups[level].append((s, p))
-    curves = [self.accuracy(name)[:, :, -1] for name in names]
-    curves.append(self.problems("majority")[:, :, -1])
+    curves = [self.accuracy(name)[:, :, -1] for name in (*names, "majority")]
     return {
       key: {
         "problems": len(places),
@@ -176,10 +181,11 @@ def percent(
 
 
 def over_n(
-  labels: Mapping[str, str], curves: Mapping[str, dict], at: Iterable[int], sign: bool = False
+  labels: Mapping[Any, str], curve: Callable[[Any], dict], at: Iterable[int], sign: bool = False
 ) -> list[list[str]]:
-  """Returns a row for each labelled curve: its values at these indices of N."""
-  return [[label, *(percent(curves[name], sign, k) for k in at)] for name, label in labels.items()]
+  """Returns a row for each label: the values of its curve at these indices of N."""
+  curves = ((label, curve(name)) for name, label in labels.items())
+  return [[label, *(percent(each, sign, k) for k in at)] for label, each in curves]
 
 
 def ratio(found: dict[str, float | None], digits: int = 2, scale: float = 1) -> str:

@@ -62,6 +62,8 @@ LEARNED = {  # the labels of these arms, and their kind
   "tolerant": (Settings(labels="tolerant", sure=0.5), "soft"),
 }
 
+MEASURES = {"precision": "named", "recall": "there"}  # first errors of which share are right
+
 
 def runs(plan: Plan) -> dict[str, Make]:
   labels = {
@@ -170,72 +172,57 @@ def _model(study: RolloutStudy, arm: str) -> dict[str, Any]:
   return result | {"solutions": len(trees), "steps": labelled}
 
 
-def summarise(results: Results) -> dict[str, Any]:
-  """Returns precision and recall of first errors over k, cost, and curves of the models."""
-  counts = results.plan["rollouts"]["counts"]
-  by_count = {rule: [results.of(f"{rule}-{k}") for k in counts] for rule in RULES}
-  by = lambda rule, key: np.moveaxis(  # [S, P, K]
-    np.array([[each[key] for each in seeds] for seeds in by_count[rule]]), 0, 2
-  )
-  per_solution = lambda rule, key: [
-    float(np.mean([each[key] / each["solutions"] for each in seeds])) for seeds in by_count[rule]
-  ]
-  share = lambda rule, of: interval(ratios(by(rule, "right"), by(rule, of), results.crossed))
-  curves = {arm: results.accuracy(arm) for arm in ARMS}
-  return {
-    "counts": counts,
-    "precision": {rule: share(rule, "named") for rule in RULES},
-    "recall": {rule: share(rule, "there") for rule in RULES},
-    "rollouts": {rule: per_solution(rule, "rollouts") for rule in RULES},
-    "tokens": {rule: per_solution(rule, "tokens") for rule in RULES},
-    "curves": {arm: results.intervals(curve) for arm, curve in curves.items()},
-    "differences": {
-      arm: results.intervals(curve - curves["exact"]) for arm, curve in curves.items()
-    },
-    "majority": results.intervals(results.problems("majority")),
-    "auroc": {arm: results.mean(arm, "auroc") for arm in ARMS},
-    "solutions": {arm: results.mean(arm, "solutions") for arm in ARMS},
-    "steps": {arm: results.mean(arm, "steps") for arm in ARMS},
-  }
+def _by_count(results: Results, rule: str, key: str) -> np.ndarray:
+  """Returns a number of each seed's labels by a rule, for K counts of rollouts: `[S, K, ...]`."""
+  runs = [f"{rule}-{k}" for k in results.plan["rollouts"]["counts"]]
+  return np.stack([[each[key] for each in results.of(run)] for run in runs], axis=1)
 
 
-def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+def _share(results: Results, of: str, rule: str) -> dict[str, list]:
+  """Returns which share of the first errors is found rightly, over k, with its interval."""
+  right, whole = (_by_count(results, rule, key).swapaxes(1, 2) for key in ("right", of))
+  return interval(ratios(right, whole, results.crossed))
+
+
+def _cost(results: Results, rule: str) -> list[float]:
+  """Returns the rollouts of a solution over k, mean over seeds."""
+  rollouts, solutions = (_by_count(results, rule, key) for key in ("rollouts", "solutions"))
+  return (rollouts / solutions).mean(0).tolist()
+
+
+def panels(results: Results) -> list[Panel]:
   """Returns panels of precision and recall over the cost, and of the models' best-of-N."""
   out = []
-  for name in ("precision", "recall"):
+  for name, of in MEASURES.items():
     curves = [
-      Curve.over_n(label, summary["rollouts"][rule], summary[name][rule])
+      Curve.over_n(label, _cost(results, rule), _share(results, of, rule))
       for rule, (label, _) in RULES.items()
     ]
     out.append(Panel(curves, "rollouts of a solution", f"{name} of first errors, %"))
-  labels = ARMS | {"majority": "majority voting"}
-  curves = summary["curves"] | {"majority": summary["majority"]}
-  return [*out, figures.over_n(labels, results.n, curves)]
+  return [*out, figures.over_n(ARMS | {"majority": "majority voting"}, results)]
 
 
-def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+def tables(results: Results) -> list[Table]:
   """Returns the tables of page and screen."""
-  columns = range(len(summary["counts"]))
-  header = ["k rollouts of a step", *map(str, summary["counts"])]
-  rows = []
-  for name in ("precision", "recall"):
+  counts, rows = results.plan["rollouts"]["counts"], []
+  for name, of in MEASURES.items():
     labels = {rule: f"{name}: {label}" for rule, (label, _) in RULES.items()}
-    rows += over_n(labels, summary[name], columns)
+    rows += over_n(labels, functools.partial(_share, results, of), range(len(counts)))
   rows += [
-    [f"rollouts of a solution: {label}", *(f"{x:.1f}" for x in summary["rollouts"][rule])]
+    [f"rollouts of a solution: {label}", *(f"{x:.1f}" for x in _cost(results, rule))]
     for rule, (label, _) in RULES.items()
   ]
   at = results.at(4, 16, 64, 256)
   trained = []
   for arm, label in ARMS.items():
-    row = [label, *(f"{summary[key][arm]:,.0f}" for key in ("solutions", "steps"))]
-    row += [number(summary["auroc"][arm]), *(percent(summary["curves"][arm], at=k) for k in at)]
-    trained.append(row)
+    row = [label, *(f"{results.mean(arm, key):,.0f}" for key in ("solutions", "steps"))]
+    row += [number(results.mean(arm, "auroc"))]
+    trained.append(row + [percent(results.curve(arm), at=k) for k in at])
   labels = {arm: f"{label}, minus exact" for arm, label in ARMS.items() if arm != "exact"}
-  less = over_n(labels, summary["differences"], at, sign=True)
+  less = over_n(labels, lambda arm: results.minus(arm, "exact"), at, sign=True)
   trained += [[label, "", "", "", *curve] for label, *curve in less]
   names = ["labels", "solutions", "steps", "AUROC", *(f"best of {results.n[k]}" for k in at)]
   return [
-    Table("First errors, % with 95 % intervals", header, rows),
+    Table("First errors, % with 95 % intervals", ["k rollouts of a step", *map(str, counts)], rows),
     Table("% of problems solved by PRMs of these labels", names, trained),
   ]

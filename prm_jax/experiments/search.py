@@ -200,74 +200,70 @@ def _of_search(study: SearchStudy, name: str, rule: str, n: int) -> dict[str, An
   return {"accuracy": accuracy, "spent": dict(spent)}
 
 
-def summarise(results: Results) -> dict[str, Any]:
-  """Returns curves over the budget, their tokens, and differences to best-of-N."""
-  widths = results.plan["search"]["widths"]
-  samples = results.of("samples")
-  curves = {
-    name: np.array([each[name] for each in samples])
-    for name in ("best_of_n", "weighted", "majority")
-  }
-  spent = {"best_of_n": [*zip(*(each["spent"] for each in samples))]}  # by width, of each seed
-  for rule in SEARCHES:
-    curves[rule] = np.concatenate([results.accuracy(f"{rule}-{n}") for n in widths], axis=2)
-    spent[rule] = [[each["spent"] for each in results.of(f"{rule}-{n}")] for n in widths]
-  problems = curves["beam"].shape[1]
-  of_seeds = lambda rule, value: [float(np.mean([*map(value, each)])) for each in spent[rule]]
-  tokens = lambda rule, kind: [x / problems for x in of_seeds(rule, lambda each: each[kind])]
-  saved = lambda each: each["scored_from_start"] / each["scored"]
-  return {
-    "widths": widths,
-    "curves": {name: results.intervals(curve) for name, curve in curves.items()},
-    "differences": {
-      rule: results.intervals(curves[rule] - curves["best_of_n"]) for rule in SEARCHES
-    },
-    "tokens": {rule: {kind: tokens(rule, kind) for kind in KINDS} for rule in spent},
-    "saved": {rule: of_seeds(rule, saved) for rule in SEARCHES},
+def _curves(results: Results) -> dict[str, np.ndarray]:
+  """Returns the accuracy of each method over the budget, `[S, P, K]`."""
+  samples, widths = results.of("samples"), results.plan["search"]["widths"]
+  methods = ("best_of_n", "weighted", "majority")
+  return {name: np.array([each[name] for each in samples]) for name in methods} | {
+    rule: np.concatenate([results.accuracy(f"{rule}-{n}") for n in widths], axis=2)
+    for rule in SEARCHES
   }
 
 
-def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+def _by_width(results: Results, rule: str) -> list[Sequence[dict[str, int]]]:
+  """Returns the tokens that were spent at each budget, of each seed."""
+  if rule == "best_of_n":
+    return [*zip(*(each["spent"] for each in results.of("samples")))]
+  runs = (f"{rule}-{n}" for n in results.plan["search"]["widths"])
+  return [[each["spent"] for each in results.of(run)] for run in runs]
+
+
+def _tokens(results: Results, rule: str, kind: str) -> list[float]:
+  """Returns the tokens of a problem at each budget, mean over seeds."""
+  problems = len(results.of("samples")[0]["best_of_n"])
+  seeds = _by_width(results, rule)
+  return [float(np.mean([spent[kind] for spent in each])) / problems for each in seeds]
+
+
+def panels(results: Results) -> list[Panel]:
   """Returns panels over lanes, written tokens, and tokens that the reward model reads."""
+  curves = _curves(results)
 
   def curve(name: str, x: Sequence[float]) -> Curve:
     style = {"dashed": name == "majority", "colour": list(LABELS).index(name)}
-    return Curve.over_n(LABELS[name], x, summary["curves"][name], **style)
+    return Curve.over_n(LABELS[name], x, results.intervals(curves[name]), **style)
 
-  y = "% problems solved"
-  over_lanes = [curve(name, summary["widths"]) for name in LABELS if name in summary["curves"]]
+  y, widths = "% problems solved", results.plan["search"]["widths"]
+  over_lanes = [curve(name, widths) for name in LABELS if name in curves]
   out = [Panel(over_lanes, "N = solutions of a problem under way", y)]
   for kind, label in KINDS.items():
-    curves = [curve(name, summary["tokens"][name][kind]) for name in summary["tokens"]]
-    out.append(Panel(curves, f"tokens of a problem {label}", y))
+    over_tokens = [curve(x, _tokens(results, x, kind)) for x in ("best_of_n", *SEARCHES)]
+    out.append(Panel(over_tokens, f"tokens of a problem {label}", y))
   return out
 
 
-def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+def tables(results: Results) -> list[Table]:
   """Returns the tables of page and screen."""
-  widths = range(len(summary["widths"]))
-  header = ["N", *map(str, summary["widths"])]
-  labels = {name: label for name, label in LABELS.items() if name in summary["curves"]}
+  curves, widths = _curves(results), results.plan["search"]["widths"]
+  header, at = ["N", *map(str, widths)], range(len(widths))
+  labels = {name: label for name, label in LABELS.items() if name in curves}
   searches = {name: LABELS[name] for name in SEARCHES}
+  more = lambda rule: results.intervals(curves[rule] - curves["best_of_n"])
   tokens = [
-    [f"{LABELS[name]}, {label}", *(f"{x:,.0f}" for x in counts[kind])]
-    for name, counts in summary["tokens"].items()
+    [f"{LABELS[rule]}, {label}", *(f"{x:,.0f}" for x in _tokens(results, rule, kind))]
+    for rule in ("best_of_n", *SEARCHES)
     for kind, label in KINDS.items()
   ]
+  saved = lambda seeds: np.mean([each["scored_from_start"] / each["scored"] for each in seeds])
   tokens += [
-    [f"{LABELS[name]}, times as many if read from the start", *(f"{x:.1f}" for x in factors)]
-    for name, factors in summary["saved"].items()
+    [f"{label}, times as many if read from the start"]
+    + [f"{saved(seeds):.1f}" for seeds in _by_width(results, rule)]
+    for rule, label in searches.items()
   ]
+  solved = over_n(labels, lambda name: results.intervals(curves[name]), at)
+  gained = over_n(searches, more, at, sign=True)
   return [
-    Table(
-      "% of problems solved, with 95 % intervals",
-      header,
-      over_n(labels, summary["curves"], widths),
-    ),
-    Table(
-      "Points more than best-of-N with as many lanes",
-      header,
-      over_n(searches, summary["differences"], widths, sign=True),
-    ),
+    Table("% of problems solved, with 95 % intervals", header, solved),
+    Table("Points more than best-of-N with as many lanes", header, gained),
     Table("Tokens of a problem", header, tokens),
   ]

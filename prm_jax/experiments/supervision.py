@@ -72,72 +72,32 @@ def _labels(study: Study, name: str) -> dict[str, Any]:
   return {"exact": study.errors(sets[str(most)]), "right_answers_by_wrong_steps": shares}
 
 
-def summarise(results: Results) -> dict[str, Any]:
-  """Returns every number of figure and tables, with intervals over seeds and problems."""
-  samples = results.plan["samples"]
-  curves = {f"{arm}-{n}": results.accuracy(f"{arm}-{n}") for arm in ARMS for n in samples}
-  differences = {
-    f"{a} - {b}, {n}": results.intervals(curves[f"{a}-{n}"] - curves[f"{b}-{n}"])
-    for a, b in PAIRS
-    for n in samples
-  }
-  over_base, beyond = {}, {}
-  have = {each["run"] for each in results.runs}
-  bases = {name: results.accuracy(name) for name in BASES if name in have}
-  if bases:
-    base = lambda arm: bases[f"{arm.partition('_')[0]}-0"]
-    differences |= {f"{a} - {b}, 0": results.intervals(base(a) - base(b)) for a, b in PAIRS}
-    gains = {name: curve - base(name.rpartition("-")[0]) for name, curve in curves.items()}
-    over_base = {name: results.intervals(gain) for name, gain in gains.items()}
-    beyond = {
-      str(n): results.intervals(gains[f"process-{n}"] - gains[f"outcome_labeller-{n}"])
-      for n in samples
-    }
-  baselines = {name: results.intervals(results.problems(name)) for name in ("majority", "oracle")}
-  return {
-    "curves": {name: results.intervals(curve) for name, curve in curves.items()},
-    "differences": differences,
-    "baselines": baselines,
-    "bases": {name: results.intervals(curve) for name, curve in bases.items()},
-    "gains": over_base,  # of labels, over the arm's base
-    "beyond": beyond,  # gain by process labels minus gain by the labeller's outcomes
-    "repeats": results.intervals(results.accuracy(f"{REPEATS}-{samples[-1]}")),
-    "labeller": results.of("labeller"),
-    "breakdown": {
-      kind: results.breakdown([f"{arm}-{samples[-1]}" for arm in ARMS], kind)
-      for kind in ("level", "difficulty")
-    },
-  }
-
-
-def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+def panels(results: Results) -> list[Panel]:
   """Returns Figure 4a, best-of-N at the largest N over data; and 4b, of the largest data over N."""
   samples, last = results.plan["samples"], results.n[-1]
   left = [
-    Curve.at_last(label, samples, [summary["curves"][f"{arm}-{k}"] for k in samples])
+    Curve.at_last(label, samples, [results.curve(f"{arm}-{k}") for k in samples])
     for arm, label in ARMS.items()
   ]
   labels = {f"{arm}-{samples[-1]}": label for arm, label in ARMS.items()}
   labels["majority"] = "Majority voting"
-  curves = summary["curves"] | summary["baselines"]
   return [
     Panel(left, "solutions labelled per problem", f"% problems solved (best-of-{last})"),
-    figures.over_n(labels, results.n, curves, f"N, models of {samples[-1]} solutions a problem"),
+    figures.over_n(labels, results, f"N, models of {samples[-1]} solutions a problem"),
   ]
 
 
-def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+def tables(results: Results) -> list[Table]:
   """Returns the tables of page and screen."""
   last, samples = results.n[-1], results.plan["samples"]
-  out = [_series(results, summary, at) for at in reversed(results.at(16, 64))]
+  out = [_series(results, at) for at in reversed(results.at(16, 64))]
   percentage = lambda values: number(mean(values), 1, 100, "none")
-  share = lambda key: percentage(
-    each["right_answers_by_wrong_steps"][str(key)] for each in summary["labeller"]
-  )
+  by_seed = results.of("labeller")
+  share = lambda key: percentage(x["right_answers_by_wrong_steps"][str(key)] for x in by_seed)
   header = ["solutions a problem", *map(str, samples), f"{samples[-1]}, with repeats"]
   shares = ["share of the right answers", *map(share, (*samples, "samples"))]
   out.append(Table("Right answers from wrong steps, %", header, [shares]))
-  exact = [each["exact"] for each in summary["labeller"] if each["exact"]]
+  exact = [each["exact"] for each in by_seed if each["exact"]]
   if exact:
     errors = {
       "missed_share": "wrong steps missed",
@@ -148,7 +108,8 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     shares = [percentage(each[key] for each in exact) for key in errors]
     caption = "The labeller against exact labels, % (mean over seeds)"
     out.append(Table(caption, [*errors.values()], [shares]))
-  for kind, groups in summary["breakdown"].items():
+  for kind in ("level", "difficulty"):
+    groups = results.breakdown([f"{arm}-{samples[-1]}" for arm in ARMS], kind)
     header = [kind, "problems", *ARMS.values(), "Majority voting"]
     rows = [
       [name, str(group["problems"]), *(f"{100 * x:.1f}" for x in group["accuracy"])]
@@ -158,27 +119,28 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   return out
 
 
-def _series(results: Results, summary: dict[str, Any], at: int) -> Table:
+def _series(results: Results, at: int) -> Table:
   """Returns the table of best-of-N of every arm, and of differences between arms, at one N."""
-  samples, blank = results.plan["samples"], [""] * len(results.plan["samples"])
-  base = lambda arm: summary["bases"].get(f"{arm.partition('_')[0]}-0")
-  cell = lambda each, **options: percent(each, at=at, **options) if each else ""
+  samples, accuracy = results.plan["samples"], results.accuracy
+  has_bases = any(each["run"] in BASES for each in results.runs)
+  base = lambda arm: accuracy(f"{arm.partition('_')[0]}-0")
+  gain = lambda arm, n: accuracy(f"{arm}-{n}") - base(arm)
+  cell = lambda curve, sign=False: percent(results.intervals(curve), sign, at)
   rows = []
   for arm, label in ARMS.items():
-    curves = (summary["curves"][f"{arm}-{n}"] for n in samples)
-    rows.append([label, cell(base(arm)), *map(cell, curves)])
-    if summary["gains"]:
-      gains = (cell(summary["gains"][f"{arm}-{n}"], sign=True) for n in samples)
-      rows.append(["its gain over the base", "", *gains])
+    curves = (cell(accuracy(f"{arm}-{n}")) for n in samples)
+    rows.append([label, cell(base(arm)) if has_bases else "", *curves])
+    if has_bases:
+      rows.append(["its gain over the base", "", *(cell(gain(arm, n), True) for n in samples)])
   for a, b in PAIRS:
-    differences = [summary["differences"].get(f"{a} - {b}, {n}") for n in (0, *samples)]
     name = f"{ARMS[a]} minus {ARMS[b][0].lower()}{ARMS[b][1:]}"
-    rows.append([name, *(cell(each, sign=True) for each in differences)])
-  if summary["beyond"]:
-    beyond = (cell(summary["beyond"][str(n)], sign=True) for n in samples)
+    differences = (cell(accuracy(f"{a}-{n}") - accuracy(f"{b}-{n}"), True) for n in samples)
+    rows.append([name, cell(base(a) - base(b), True) if has_bases else "", *differences])
+  if has_bases:
+    beyond = (cell(gain("process", n) - gain("outcome_labeller", n), True) for n in samples)
     rows.append(["Process minus the large PRM's outcomes, beyond their bases", "", *beyond])
   repeats = "Outcome supervision, by final answer of samples with repeats"
-  rows.append([repeats, *blank, cell(summary["repeats"])])
+  rows.append([repeats, *[""] * len(samples), cell(accuracy(f"{REPEATS}-{samples[-1]}"))])
   return Table(
     f"Best-of-{results.n[at]}, % of problems, with 95 % intervals",
     ["solutions a problem", "0: its base", *map(str, samples)],

@@ -51,31 +51,21 @@ def _model(study: Study, name: str, arm: str, changes: dict[str, Any]) -> dict[s
   return study.judged(name, arm, trees, "tuning", **changes)
 
 
-def summarise(results: Results) -> dict[str, Any]:
-  """Returns best-of-N of every setting, and the setting that is best at the largest N, by arm."""
-  curves = {
-    name(arm, *each): results.accuracy(name(arm, *each))
-    for arm in ARMS
-    for each in settings(results.plan)
-  }
-  accuracy = lambda arm, each: curves[name(arm, *each)][..., -1].mean()
-  best = {arm: max(settings(results.plan), key=functools.partial(accuracy, arm)) for arm in ARMS}
-  return {
-    "curves": {key: results.intervals(curve) for key, curve in curves.items()},
-    "best": {arm: dict(zip(AXES, each)) for arm, each in best.items()},
-  }
+def _solved(results: Results, arm: str, *setting: float) -> float:
+  """Returns the mean best-of-N of a setting at the largest N."""
+  return results.accuracy(name(arm, *setting))[..., -1].mean()
 
 
-def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+def panels(results: Results) -> list[Panel]:
   """Returns panels of best-of-N at the largest N over updates, a curve for each other setting."""
   out, last = [], results.n[-1]
   for arm, objective in ARMS.items():
     curves, (weights, rates, updates) = [], (results.plan[axis] for axis in AXES)
     for i, weight in enumerate(weights):
       for colour, rate in enumerate(rates):
-        reached = [summary["curves"][name(arm, weight, rate, n)] for n in updates]
+        reached = [_solved(results, arm, weight, rate, n) for n in updates]
         label = f"learning rate {rate:g}" + (f", next-token loss {weight:g}" if weight else "")
-        y = np.array([100 * each["mean"][-1] for each in reached])  # the table has the intervals
+        y = 100 * np.array(reached)  # the table has the intervals
         curves.append(Curve(label, updates, y, dashed=i > 0, colour=colour))
     out.append(
       Panel(curves, f"updates: {objective.lower()}", f"% problems solved (best-of-{last})")
@@ -83,13 +73,13 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   return out
 
 
-def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+def tables(results: Results) -> list[Table]:
   """Returns a table of best-of-N at the largest N, which decides, and of the mean over all N."""
   rows = []
   for arm, label in ARMS.items():
-    best = tuple(summary["best"][arm].values())
+    best = max(settings(results.plan), key=lambda each: _solved(results, arm, *each))
     for weight, rate, steps in settings(results.plan):
-      curve = summary["curves"][name(arm, weight, rate, steps)]
+      curve = results.curve(name(arm, weight, rate, steps))
       row = [label, f"{weight:g}", f"{rate:g}", f"{steps:,}"]
       row += [f"{100 * np.mean(curve['mean']):.1f}", percent(curve)]
       rows.append([*row, "best" if best == (weight, rate, steps) else ""])
