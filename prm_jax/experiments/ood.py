@@ -60,6 +60,10 @@ def domains(study: Study) -> dict[str, tasks.Task]:
     if taken := named.keys() & {FAMILIAR, AGGREGATE}:
       raise ValueError(f"--domains {taken.pop()}: this name is a row of the table; choose another")
     tests = {name: tasks.Task((), tuple(study.read(path))) for name, path in named.items()}
+    pool = {each.text for each in study.task.pool}
+    for name, task in tests.items():
+      if seen := sum(each.text in pool for each in task.test):
+        raise ValueError(f"--domains {name}: {seen} of its problems are in the training pool")
     return {FAMILIAR: study.task} | tests
   rng = np.random.default_rng([study.seed, *b"domains"])
   known = {each.text for each in (*study.task.pool, *study.task.test)}
