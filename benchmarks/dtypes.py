@@ -1,7 +1,7 @@
 """Measures float32 beside bfloat16 on the CPU: a layer's products, a train step, a score step.
 
 A model of a public model's shape with random weights scores and trains on rows of one chain of
-tokens, on a CPU device for each core.  bfloat16 is the dtype of activations and products;
+tokens, on --devices CPU devices.  bfloat16 is the dtype of activations and products;
 parameters, moments and accumulated gradients stay float32.  Each dtype runs in its own process.
 The last table splits the time of a score step into its products (from float32 weights) and its
 attention, each timed alone and multiplied by its number, and the rest.

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
+import shutil
 import time
 from typing import Literal
 
@@ -48,7 +49,7 @@ class Args(runner.Common):
   peer_batches: tuple[int, ...] = (8, 32, 64)  # in samples
   peer_dtypes: tuple[str, ...] = ("float32", "bfloat16")
   peer_python: str = str(runner.ROOT / ".venv-reference/bin/python")  # "": without the peer
-  threads: int = 2  # of the peer
+  threads: int = 2  # cores of either side
 
   @property
   def section(self) -> str:
@@ -64,14 +65,18 @@ def run(args: Args) -> dict:
     size for size in args.peer_batches if max(size, args.samples) % min(size, args.samples)
   ]:
     raise ValueError(f"--peer_batches: {bad[0]} and --samples={args.samples} do not divide")
-  texts = problems(args)
-  ours = runner.apart(own_side, args, texts, JAX_PLATFORMS="cpu")
+  if args.peer_python and not shutil.which(args.peer_python):
+    raise FileNotFoundError(f"{args.peer_python}: no such Python; --peer_python= is without a peer")
+  path, texts = problems(args)
+  cores = runner.usable_cores()[-args.threads :]
+  ours = runner.apart(own_side, args, texts, cores=cores, JAX_PLATFORMS="cpu")
   row = {"side": OURS, "dtype": args.dtype, "batch": args.batch}
   rows = [row | count(ours)]
   tables = {"All prompts": rows, "A step with all slots in use": ours["step"]}
   share = ours["step"][-1]["ms"] / ours["step"][0]["ms"]
   targets = [runner.target("share of the rate of products", ">=", 0.6, share)]
   figures = {"ours": ours, "targets": targets, "tables": tables, "texts": len(texts)}
+  figures["notes"] = f"Model {args.model.name}; problems: {path or 'sums'}."
   if args.peer_python:
     trial, whole, versions = peer_side(args, ours["ids"], ours["end_tokens"])
     rows.append({"side": PEER} | {k: whole[k] for k in row if k in whole} | count(whole))
@@ -81,7 +86,7 @@ def run(args: Args) -> dict:
     ratio = rows[0]["tokens/s"] / rows[1]["tokens/s"]
     targets.insert(0, runner.target("times the peer's tokens a second", ">=", 1.5, ratio))
     figures |= {"peer": whole, "trial": trial}
-    figures["notes"] = f"Model {args.model.name}; peer: {runner.listed(versions)}."
+    figures["notes"] += f" Peer: {runner.listed(versions)}."
   return figures
 
 
@@ -90,15 +95,15 @@ def count(run: dict) -> dict:
   return {"tokens": tokens, "seconds": seconds, "tokens/s": tokens / seconds}
 
 
-def problems(args: Args) -> list[str]:
-  """Returns the first problems of the file, or sums."""
+def problems(args: Args) -> tuple[pathlib.Path | None, list[str]]:
+  """Returns the file and its first problems; None and sums without a file."""
   from prm_jax.datasets import math_splits
 
   path = args.problems or (args.source and math_splits.find_test(args.source))
   if path is None:
-    return [f"What is {17 * i + 3} + {91 * i + 7} - {5 * i}?" for i in range(args.prompts)]
+    return None, [f"What is {17 * i + 3} + {91 * i + 7} - {5 * i}?" for i in range(args.prompts)]
   lines = itertools.islice(json_lines.records(path), args.prompts)
-  return [record["problem"] for _, record in lines]
+  return path, [record["problem"] for _, record in lines]
 
 
 def own_side(args: Args, texts: list[str]) -> dict:
@@ -180,8 +185,10 @@ def peer_side(args: Args, ids: list[list[int]], ends: list[int]) -> tuple[list, 
   }
   cases = itertools.product(args.peer_dtypes, args.peer_batches)
   trial = [{"dtype": dtype, "batch": batch} | few for dtype, batch in cases]
-  tried = runner.peer(args.peer_python, TRANSFORMERS, settings | {"runs": trial})
+  cores = runner.usable_cores()[-args.threads :]
+  side = functools.partial(runner.apart, runner.peer, args.peer_python, TRANSFORMERS, cores=cores)
+  tried = side(settings | {"runs": trial})
   best = max(tried["runs"], key=lambda run: run["tokens"] / run["seconds"])
   whole = best | {"prompts": args.prompts, "max_new_tokens": args.max_new_tokens}
-  (whole,) = runner.peer(args.peer_python, TRANSFORMERS, settings | {"runs": [whole]})["runs"]
+  (whole,) = side(settings | {"runs": [whole]})["runs"]
   return tried["runs"], whole, tried["versions"]

@@ -92,7 +92,7 @@ def recorded(history: pathlib.Path | None, line: dict) -> list[dict]:
   lines.append(line)
   if history:
     with storage.written(history) as file:
-      writer = csv.DictWriter(file, line)
+      writer = csv.DictWriter(file, dict.fromkeys(name for each in lines for name in each))
       writer.writeheader()
       writer.writerows(lines)
   return lines

@@ -203,8 +203,10 @@ def regressions(figures: dict, before: dict) -> list[dict]:
     name, now = new["target"], new["measured"]
     if name not in earlier:
       continue
-    ratio = now / earlier[name] if earlier[name] else math.nan
+    ratio = now / earlier[name] if earlier[name] else None
     gain = _gain(new["asked"], earlier[name], now)
+    if "within noise" in new.get("note", ""):  # of a difference that no interval tells from 0
+      gain = 1
     verdict = "worse" if gain < 1 / NOISE else "better" if gain > NOISE else "same"
     row = {"target": name, "before": earlier[name], "now": now}
     rows.append(row | {"now / before": ratio, "": verdict})
@@ -229,9 +231,9 @@ def _gain(asked: str, before: float, now: float) -> float:
 
 def document(figures: dict) -> str:
   """Returns the heading, the targets, the tables and the notes of a benchmark, as Markdown."""
-  about, runs = figures["machine"], figures.get("runs", [])
-  seconds, days = figures["seconds"], {about["date"]}
-  if runs:  # stored runs may be of other days
+  about, seconds = figures["machine"], figures["seconds"]
+  days = {about["date"]}
+  if runs := figures.get("runs", []) + figures.get("tried", []):  # stored, perhaps on other days
     seconds = sum(run["process_seconds"] for run in runs)
     days = {run["date"] for run in runs}
   parts = [
@@ -251,7 +253,7 @@ def document(figures: dict) -> str:
     parts += [f"### {title}", table(rows)]
   parts += [figures["notes"]] if "notes" in figures else []
   wrap = lambda text: textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
-  return "\n\n".join(part if part.startswith("|") else wrap(part) for part in parts)
+  return "\n\n".join(part if part.startswith(("|", "#")) else wrap(part) for part in parts)
 
 
 def listed(versions: dict[str, str]) -> str:

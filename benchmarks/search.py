@@ -1,7 +1,7 @@
 """Measures what a search over all problems at once saves in this code, on the CPU.
 
 1. A beam search with 16 lanes over 100 arithmetic problems, 32 of them at once, runs beside one
-   problem at a time with the same programs.  Its language model and reward model are small and
+   problem at a time with the same models.  Its language model and reward model are small and
    trained first.
 2. A reward model with a cache reads solutions that grow by a step a round, beside reading each
    distinct solution from its start, by itself or in the prefix tree of the round.  The model has
@@ -164,7 +164,7 @@ class EvenSteps(StepWriter):
 
 def writing(args: Args) -> dict:
   """Measures a language model that writes the steps of a search, with and without its cache."""
-  scorer, problems = random_scorer(args), [several[0][0] for several in candidates(args)]
+  scorer, problems = random_scorer(args), [x[0][0] for x in candidates(args)[: args.problems]]
   rounds, count = (2, 8) if args.quick else (6, 32)
   asked = [scorer.tokenizer.encode(problem) for problem in problems]
   model = Continued.of(

@@ -50,6 +50,7 @@ def run(args: Args) -> dict:
   ours, theirs = spawn.Pipe()
   server = spawn.Process(target=serve, args=(args, theirs))
   server.start()
+  theirs.close()  # so that a server that dies is the end of `ours`
   try:
     url = ours.recv()
     rows = [asyncio.run(ask(args, url, bodies, count)) for count in CONNECTIONS]

@@ -43,7 +43,7 @@ from prm_jax.types import StepTree
 HERE = pathlib.Path(__file__).parent
 TRL = HERE / "trl_peer.py"
 CONFIG = runner.ROOT / "configs/prm800k_smollm2_135m.py"
-CODE = ("config.py", "types.py", "input_pipeline", "model", "training", "scoring")  # of this side
+CODE = ("config.py", "types.py", "input_pipeline", "model", "pretrained", "training", "scoring")
 PACKAGES = ("trl==1.9.2", "torch==2.13.0", "transformers", "datasets")
 # By phase: files, recipe, token limit of the peer's rows, target in times the peer's speed.
 PHASES = {
@@ -162,7 +162,8 @@ def measure_all(args: Args, settings: dict, files: dict[str, pathlib.Path]) -> l
   sides = [Side(OURS, train_trees, packed, distributed.versions(), code)]
   if args.peer == "trl":
     python = args.peer_python or environment_of_peer(runner.ROOT / ".venv-trl")
-    sides.append(Side(PEER, functools.partial(runner.peer, python, TRL), {}, PACKAGES, [TRL]))
+    versions = subprocess.check_output([python, "-P", str(TRL)], text=True)
+    sides.append(Side(PEER, functools.partial(runner.peer, python, TRL), {}, versions, [TRL]))
   return [run for side in sides for run in side.runs(args, settings, files)]
 
 
@@ -185,6 +186,7 @@ class Side:
       asked = settings | self.settings | more
       given = asked | {key: str(path) for key, path in files.items()}
       name, known = f"{self.name.replace(' ', '_')}_{name}", [asked, environment, self.packages]
+      known.append(runner.machine()["processor"])
       call = functools.partial(runner.apart, self.function, given, cores=cores, **environment)
       return runner.kept(args.work, name, known, [*self.code, *files.values()], call)
 

@@ -2,8 +2,8 @@
 
   python trl_peer.py SETTINGS.json
 
-Trains once over the rows and writes the figures to settings["output"].  It imports no part of
-prm_jax.
+Trains once over the rows and writes the figures to settings["output"].  Without settings it prints
+the versions of its packages.  It imports no part of prm_jax.
 """
 
 import json
@@ -14,8 +14,12 @@ import tempfile
 import time
 from importlib import metadata
 
+PACKAGES = ("trl", "torch", "transformers", "accelerate", "datasets")
+
 
 def main() -> None:
+  if len(sys.argv) < 2:
+    return print(json.dumps({name: metadata.version(name) for name in PACKAGES}))
   settings = json.loads(pathlib.Path(sys.argv[1]).read_text())
   os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
   import torch

@@ -6,7 +6,7 @@
   aggregation  best-of-N and the exact vote, beside a Python loop and numpy             3 minutes
   reranking    scripts/rerank.py on 930,000 lines: under 60 s                           5 minutes
   tree         training and scoring with prefix trees, beside flattened ones           12 minutes
-  training     fine-tuning on the CPU, beside TRL's PRMTrainer                         25 minutes
+  training     fine-tuning on the CPU, beside TRL's PRMTrainer                   12 to 45 minutes
   kernel       memory of the TPU attention kernel, beside splash attention             20 minutes
   scaling      simulated devices and hosts; train steps compiled for TPU slices        50 minutes
   generation   sampling from a language model, beside transformers' generate           30 minutes
@@ -103,7 +103,8 @@ def every(args: Every) -> None:
   args.output_dir.mkdir(parents=True, exist_ok=True)
   page, failed = args.output_dir / "benchmarks.md", []
   if not page.exists():
-    text = re.sub(r"(: begin -->).*?(<!-- )", r"\1\n\nNot run.\n\n\2", PAGE.read_text(), flags=re.S)
+    text = re.sub(r"<!-- authors -->.*?<!-- end -->\n*", "", PAGE.read_text(), flags=re.DOTALL)
+    text = re.sub(r"(: begin -->).*?(<!-- )", r"\1\n\nNot run.\n\n\2", text, flags=re.DOTALL)
     with storage.written(page) as file:
       file.write(text)
   for section in args.only or EVERY:
@@ -114,10 +115,17 @@ def every(args: Every) -> None:
     command += [f"--against={args.against / file.name}"] if args.against else []
     quick = args.quick and name != "quickstart"  # which has one size
     command += ["--quick"] if quick else []
-    if json_lines.document_or_empty(file).get("quick") not in (False, quick):
-      runner.say(f"benchmark.py {' '.join(command)}")
-      if subprocess.run([sys.executable, __file__, *command]).returncode:
-        failed.append(section)
+    figures = json_lines.document_or_empty(file)
+    if figures.get("quick") in (False, quick):
+      old = args.against and args.against / file.name
+      before = runner.earlier(old) if old and old.is_file() else None
+      text = with_section(page, section, text_of(figures, before))
+      with storage.written(page) as out:
+        out.write(text)
+      continue
+    runner.say(f"benchmark.py {' '.join(command)}")
+    if subprocess.run([sys.executable, __file__, *command]).returncode:
+      failed.append(section)
   print(f"-> {page}")
   if failed:
     raise RuntimeError(f"not measured, for the reasons above: {', '.join(failed)}")
@@ -128,9 +136,8 @@ def run(name: str, module, args: runner.Common, output: Callable[..., IO]) -> No
   before = runner.earlier(args.against) if args.against else None
   file = output(args.json) if args.json else None  # a bad path fails before the measurement
   section = name + args.section
-  lines = re.compile(rf"(<!-- {section}: begin -->).*(<!-- {section}: end -->)", re.DOTALL)
-  if args.docs and not lines.search(args.docs.read_text()):
-    raise ValueError(f"{args.docs}: no line <!-- {section}: begin --> with its end")
+  if args.docs:
+    with_section(args.docs, section, "")
   arguments = re.sub(r"[^\s=]*/", "", " ".join(sys.argv[1:]))  # files without their folders
   figures = {"machine": runner.machine(), "quick": args.quick}
   figures["command"] = f"python scripts/benchmark.py {arguments}"
@@ -138,16 +145,30 @@ def run(name: str, module, args: runner.Common, output: Callable[..., IO]) -> No
   figures |= module.run(args)
   figures["seconds"] = time.perf_counter() - start
   figures["machine"]["load_at_end"] = os.getloadavg()[0]
-  if before:
-    about = {key: before["machine"][key] for key in ("processor", "date", "versions")}
-    figures["tables"][f"Against {about}"] = runner.regressions(figures, before)
-  text = runner.document(figures)
+  text = text_of(figures, before)
   print(text)
   if args.json:
     file.write(json.dumps(figures, indent=1) + "\n")
   if args.docs:
-    page = lines.sub(lambda match: f"{match[1]}\n\n{text}\n\n{match[2]}", args.docs.read_text())
-    output(args.docs).write(page)
+    output(args.docs).write(with_section(args.docs, section, text))
+
+
+def text_of(figures: dict, before: dict | None) -> str:
+  """Returns the figures as Markdown, compared with those of an earlier run if given."""
+  tables = figures["tables"]
+  if before:
+    about = before["machine"]
+    title = f"Against {about['date']}, {about['processor']}; {runner.listed(about['versions'])}"
+    tables = tables | {title: runner.regressions(figures, before)}
+  return runner.document(figures | {"tables": tables})
+
+
+def with_section(page: pathlib.Path, section: str, text: str) -> str:
+  """Returns a page with the text in a section; raises ValueError if the section is not there."""
+  lines = re.compile(rf"(<!-- {section}: begin -->).*(<!-- {section}: end -->)", re.DOTALL)
+  if not lines.search(whole := page.read_text()):
+    raise ValueError(f"{page}: no line <!-- {section}: begin --> with its end")
+  return lines.sub(lambda match: f"{match[1]}\n\n{text}\n\n{match[2]}", whole)
 
 
 if __name__ == "__main__":

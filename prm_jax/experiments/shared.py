@@ -85,4 +85,5 @@ def study(plan: Plan, directory: pathlib.Path, folder: pathlib.Path, seed: int) 
   labeller = models.load(path)
   if labeller.contract.objective != "process":
     raise ValueError(f"{path}: an {labeller.contract.objective} model labels no steps")
+  plan_lib.keep(plan, directory / "shared")  # even if nothing was trained there
   return Study(plan, folder, seed, bases(plan, directory), labeller)
