@@ -53,7 +53,7 @@ def run(args: Args) -> dict:
   theirs.close()  # so that a server that dies is the end of `ours`
   try:
     url = ours.recv()
-    rows = [asyncio.run(ask(args, url, bodies, count)) for count in CONNECTIONS]
+    rows = [asyncio.run(ask(args, server, url, bodies, count)) for count in CONNECTIONS]
   finally:
     ours.close()
     server.join()
@@ -101,9 +101,11 @@ def serve(args: Args, ready: multiprocessing.connection.Connection) -> None:
   asyncio.run(served.serve(listener))
 
 
-async def ask(args: Args, url: str, bodies: list[bytes], count: int) -> dict:
+async def ask(
+  args: Args, server: multiprocessing.Process, url: str, bodies: list[bytes], count: int
+) -> dict:
   """Returns the row of a number of connections."""
-  while True:
+  while server.is_alive():
     try:
       urllib.request.urlopen(f"{url}/health").close()
       break

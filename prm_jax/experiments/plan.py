@@ -49,7 +49,7 @@ class Files(Checked):
   labels: str = ""  # a dataset of prepare_data.py, on which the labeller is trained
   labeller: str = ""  # instead of labels: a trained labeller, a work directory of train.py
   domains: tuple[str, ...] = ()  # NAME=FILE of candidates of domains that training never saw
-  problems: Whole = 0  # most problems to read from the pool, and from the test; 0: all
+  problems: Whole = 0  # most problems to read from each of these files; 0: all
   samples: Whole = 0  # most samples of a problem to read; 0: all
   base: str = ""  # where every model starts from: a public model, or a work directory of train.py
 

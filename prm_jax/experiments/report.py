@@ -9,11 +9,12 @@ from prm_jax.experiments.results import Results
 from prm_jax.runtime import json_lines, storage
 
 NOTES = (
-  "Intervals: 95 % percentile bootstrap over seeds, and over problems within a seed, given the "
-  "shared models; with few seeds they are somewhat too narrow where seeds differ much. Best-of-N "
-  "is the exact expectation over draws of N samples; equal scores share the pick. The score of a "
-  "process model is the product over steps of the probability that the step is not negative. The "
-  "paper's models are language models on MATH: compare the order of the curves, not their height."
+  "Intervals: 95 % percentile bootstrap over seeds, and over problems within a seed (once for all "
+  "seeds if they share the test), given the shared models; with few seeds they are somewhat too "
+  "narrow where seeds differ much. Best-of-N is the exact expectation over draws of N samples; "
+  "equal scores share the pick. The score of a process model is the product over steps of the "
+  "probability that the step is not negative. The paper's models are language models on MATH: "
+  "compare the order of the curves, not their height."
 )
 
 

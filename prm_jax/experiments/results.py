@@ -1,9 +1,9 @@
 """The results of an experiment, their intervals over seeds and problems, and tables of them.
 
 An array `[S, P, ...]` holds results of S seeds on P test problems each.  A bootstrap resample draws
-seeds, and within each of them problems, with replacement: the 95 % percentile interval holds the
-noise of data, training and test problems.  Arms of a seed share problems, so their differences are
-resampled together.
+seeds, and within each of them problems, with replacement (once for all seeds that share the test):
+the 95 % percentile interval holds the noise of data, training and test problems.  Arms of a seed
+share problems, so their differences are resampled together.
 """
 
 import collections
