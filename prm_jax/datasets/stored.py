@@ -94,7 +94,7 @@ class Examples(Sequence):
       ends = itertools.accumulate(file.examples_in_shard for file in self._files)
       name = next(file.filename for file, end in zip(self._files, ends) if i < end)
       damage = f"record {i} of the split is damaged, or of another dataset: {error}"
-      raise ValueError(f"{name}: {damage}") from error
+      raise ValueError(f"{name}: {damage}; write the dataset again") from error
 
 
 def read(
