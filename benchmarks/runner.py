@@ -233,7 +233,7 @@ def document(figures: dict) -> str:
   """Returns the heading, the targets, the tables and the notes of a benchmark, as Markdown."""
   about, seconds = figures["machine"], figures["seconds"]
   days = {about["date"]}
-  if runs := figures.get("runs", []) + figures.get("tried", []):  # stored, perhaps on other days
+  if runs := figures.get("runs", []):  # stored, perhaps on other days
     seconds = sum(run["process_seconds"] for run in runs)
     days = {run["date"] for run in runs}
   parts = [

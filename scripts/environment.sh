@@ -15,7 +15,7 @@ environment() {
   python=$PWD/$directory/bin/python
   wanted="$(cksum < setup.py) $("$base" --version) $extras $PWD"
   if command -v flock > /dev/null; then # another script that makes it now is waited for
-    exec 9> "$directory.lock" && flock 9
+    { exec 9> "$directory.lock" && flock 9; } || true # some file systems have no locks
   fi
   if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then exec 9>&-; return; fi
   if [ -e "$directory" ] && [ ! -e "$stamp" ]; then

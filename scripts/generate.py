@@ -3,9 +3,10 @@
   python scripts/generate.py --model=models/qwen2.5-coder-0.5b --input=problems.jsonl \\
     --output=samples.jsonl --n=16 --max_new_tokens=512 --temperature=0.8
 
---input has JSON records with `problem`; their other keys are kept.  --output gets one record for
-each sample, with `text`, `steps`, `answer`, `tokens`, `logprob` and `finished`; a sample that was
-cut off is not finished and has no answer.  grade.py, score.py and rerank.py read the output.
+--input has JSON records with `problem`; their other keys are kept, but for those that judge a
+solution.  --output gets one record for each sample, with `text`, `steps`, `answer`, `tokens`,
+`logprob` and `finished`; a sample that was cut off is not finished and has no answer.  grade.py,
+score.py and rerank.py read the output.
 
 --model is a public model or an export of a language model, --checkpoint a run of train.py on
 text.  --url is a server instead; its key is read from OPENAI_API_KEY, and --model, if given, has

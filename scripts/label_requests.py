@@ -34,7 +34,7 @@ class Args(config_lib.Checked):
   output: pathlib.Path
   input: pathlib.Path | None = None  # scored candidates to choose from
   rule: Literal["uniform", "convincing", "entropy", "uncertain", "coverage"] = "convincing"
-  neutral: Literal["positive", "negative"] = "positive"  # how the neutral class counts in scores
+  neutral: Literal["positive", "negative"] = "positive"  # how neutral counts, as in training
   count: config_lib.Count = 1  # solutions of each problem
   globally: bool = False  # count is of all problems together
   labelled: tuple[pathlib.Path, ...] = ()  # labels of earlier rounds, not to be asked again
@@ -76,10 +76,6 @@ def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
   if bool(args.input) == bool(args.answers) or bool(args.answers) != bool(args.requests):
     raise ValueError("give --input=FILE to ask, or --answers=FILE with --requests=FILE to read")
-  if args.rule == "uncertain" and args.neutral == "negative":
-    raise ValueError(
-      "--rule=uncertain reads step_std, of scores in which neutral counts as right: leave --neutral"
-    )
   if args.answers:
     asking = vars(args).keys() - {"output", "answers", "requests"}
     command_line.refuse(args, asking, "goes with --input, not with --answers")

@@ -204,7 +204,6 @@ def test_rules_count_the_neutral_class_as_they_are_told(neutral, score, chosen, 
     (["--input={a}"], "is an input: give another name"),
     (["--answers={a}", "--requests=b.jsonl"], "is an input: give another name"),
     (["--answers=b.jsonl", "--requests=c.jsonl", "--rule=uniform"], "--rule goes with --input"),
-    (["--input=a.jsonl", "--rule=uncertain", "--neutral=negative"], "neutral counts as right"),
   ],
 )
 def test_flags_that_do_not_go_together_are_errors(flags, message, tmp_path):

@@ -96,7 +96,9 @@ def test_a_run_prints_its_progress_and_writes_a_trace(experiment, tmp_path, monk
   loop.run(tiny.change(warming, "train", profile_at=3), tmp_path / "run")
   log = capsys.readouterr().err
   assert "warning: the learning rate rises to the end of the run: 8 steps of optim.warmup" in log
-  assert re.search(r"warning: an example has \d\d tokens, more than the model's context of 20", log)
+  assert re.search(
+    r"warning: a training example has \d\d tokens, more than the model's context of 20", log
+  )
   assert "steps end with the separator '\\n', tokens [3]" in log
   assert re.search(r"step 2 of 8: loss .* tokens/s \d+, .*\d+:\d+ left", log)
   assert "compiling the evaluation\n" in log and re.search(r"evaluating: \d+/\d+ batches", log)

@@ -83,7 +83,7 @@ def test_a_card_names_its_base_models():
   assert values["pipeline_tag"] == "token-classification"
   assert "It started from text\\_run.\ntext\\_run started from a/b." in card
   assert "Cite the method and PRM800K as below, and the base model as its authors ask.\n" in card
-  assert "Cite the method as below.\n" in model_card.write(facts())
+  assert "Cite the method as below.\n" in model_card.write(facts(dataset="stepwise"))
   unknown = model_card.write(facts(bases=bases[:1]))
   assert "Licence of the base: unknown: see the base model." in unknown
   assert not {"license", "base_model"} & front_matter(unknown).keys()

@@ -25,7 +25,6 @@ from prm_jax import step_metrics
 from prm_jax.aggregation.intervals import interval, resample_counts
 from prm_jax.evaluation import methods, reranking, scored_samples
 from prm_jax.evaluation.candidate_table import is_number
-from prm_jax.evaluation.methods import Method
 from prm_jax.evaluation.sample_arrays import ScoredSamples, place
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
@@ -34,8 +33,7 @@ RESAMPLES = 10_000
 PERMUTATIONS = 64  # random orders for a weighted vote
 POWER = 0.8  # of a two-sided test at 5 %
 BASELINES = ("majority", "log-probability")  # every method is compared with these
-# Not names of models.
-RESERVED = (*BASELINES, "shortest", "random", "oracle", "all_correct", "problems")
+RESERVED = (*BASELINES, "shortest", "random", "oracle", "problems")  # no names of models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,18 +196,24 @@ def within_problems(scores: np.ndarray, correct: np.ndarray, valid: np.ndarray) 
 
 def solved(candidates: Candidates, n: Sequence[int], seed: int = 0) -> dict[str, np.ndarray]:
   """Returns the probability that a method's pick is right, `[P, K]`, by method."""
-  samples, scores = candidates.samples, dict(candidates.scores)
-  scores["random"] = np.zeros(samples.correct.shape)
-  chosen = {name: Method(name, name) for name in (*scores, "oracle")}
-  if samples.answer_ids is not None:
-    chosen["majority"] = Method("majority", combine="sum")
-    for name, probability in candidates.voters.items():
-      scores[f"P of {name}"] = probability
-      chosen[f"vote by {name}"] = Method(name, f"P of {name}", "sum")
-  sizes = None if (samples.sizes == samples.correct.shape[1]).all() else samples.sizes
-  orders = {"key": jax.random.key(seed), "permutations": PERMUTATIONS}
+  samples = candidates.samples
+  outcomes, draws = (samples.correct, samples.valid), {"n": np.array(n)}
+  if not (samples.sizes == samples.correct.shape[1]).all():
+    draws["sizes"] = samples.sizes
   with jax.enable_x64(True):
-    return methods.solve(samples, scores, chosen, {"n": np.array(n), "sizes": sizes}, orders)[0]
+    scores = candidates.scores | {"random": np.zeros(samples.correct.shape)}
+    out = {name: np.asarray(agg.best_of_n(s, *outcomes, **draws)) for name, s in scores.items()}
+    out["oracle"] = np.asarray(agg.pass_at_n(*outcomes, **draws))
+    if samples.answer_ids is None:
+      return out
+    plain = np.asarray(agg.majority_vote(samples.answer_ids, *outcomes, **draws)[0])
+    out["majority"] = plain
+    orders = {"key": jax.random.key(seed), "permutations": PERMUTATIONS, "control": plain}
+    for name, probability in candidates.voters.items():
+      weights = np.where(samples.valid, probability, 0)
+      vote, _ = agg.majority_vote(samples.answer_ids, *outcomes, weights=weights, **draws, **orders)
+      out[f"vote by {name}"] = np.asarray(vote)
+  return out
 
 
 def means(weights: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -139,6 +139,8 @@ def seed_job(name: str, plan: Plan, directory: pathlib.Path, seed: int) -> None:
     else:
       study = shared.study(plan, directory, folder, seed)
     task = study.task  # a file that cannot be read leaves no plan behind
+    if hasattr(experiment, "domains"):
+      experiment.domains(study)  # nor do domains that are refused
     plan_lib.keep(plan, directory / name)
     study.result("problems", lambda: models.problems_of(task))
     for each, make in runs.items():

@@ -34,7 +34,7 @@ class Settings:
 
 # Keys that judge a solution; a problem's record may be a solution of it.
 OF_A_SOLUTION = {"logprob", "is_correct", "final_answer_correct", "label", "labels", "verdict"}
-OF_A_SOLUTION |= {"verdicts", "step_scores", "search_score", "spent"}
+OF_A_SOLUTION |= {"verdicts", "step_scores", "search_score", "spent", "rollouts", "provenance"}
 OF_A_SOLUTION |= candidates.SCORES["process"] | candidates.SCORES["outcome"]
 Problem = dict[str, Any]  # a record with `problem`, whose keys go to each sample
 

@@ -137,7 +137,9 @@ def write(facts: Facts) -> str:
     parts.append(_contract(facts.contract))
   parts += [_data(facts), _metrics(facts), _training(facts)]
   base = ", and the base model as its authors ask" if facts.bases else ""
-  used = " and PRM800K" if facts.dataset == "prm800k" else ""
+  of_text = facts.contract.objective == "language_model"
+  may_have = facts.dataset in ("", "prm800k") or facts.config.data.also
+  used = " and PRM800K" if may_have and not of_text else ""
   cite = f"Cite the method{used} as below{base}."
   parts.append(f"## How to cite\n\n{cite}\n\n```bibtex\n{CITATION}\n```\n")
   return "\n".join(parts)
@@ -256,11 +258,11 @@ def _training(facts: Facts) -> str:
   fill = train.get("fill") if _is_number(train.get("fill")) else 1.0
   tokens = facts.step * c.train.batch_rows * c.data.row_length * fill
   factors = f"low-rank factors of rank {c.model.lora_rank}, merged here"
-  if c.loss.objective != "language_model":
+  if c.loss.objective != "language_model" and c.optim.head_scale:
     factors = f"the step head and {factors}"
   trained = {"all": "all parameters", "head": "the step head", "lora": factors}[c.optim.trained]
   trained += ", not the embedding" * (c.optim.trained == "all" and not c.optim.embedding_scale)
-  trained += ", not the heads" * (not c.optim.head_scale)
+  trained += ", not the heads" * (c.optim.trained == "all" and not c.optim.head_scale)
   lines = [
     "## Training\n",
     f"* {facts.step:,} updates of {c.train.steps:,}, about {tokens:,.0f} tokens (rows of "

@@ -119,8 +119,8 @@ def parse(args: type[Args], description: str | None = None) -> Args:
   URL where a local path is expected raises ValueError.
   """
   fields, default = dataclasses.fields(args), None
-  home = lambda flag: flag[1] + os.path.expanduser("~")
-  argv = [re.sub(r"^(--[\w.]+=)~(?=/)", home, text) for text in sys.argv[1:]]  # no shell does it
+  home = lambda flag: flag[1] + os.path.expanduser(flag[2])  # shells do not do it after "="
+  argv = [re.sub(r"^(--[\w.-]+=)(~[\w.-]*)(?=/)", home, text) for text in sys.argv[1:]]
   description = description or ""
   for text in (*argv, os.getcwd()):
     if not text.isascii() and text != text.encode(errors="replace").decode():

@@ -66,7 +66,9 @@ class BatchJournal:
     try:
       self._journal = journal.Journal(self.path, facts)
     except journal.OtherRun:
-      print("starting over: other weights, devices or packages than before", file=sys.stderr)
+      print(
+        "starting over: other weights, devices, packages or version than before", file=sys.stderr
+      )
       self.path.unlink()
       self._journal = journal.Journal(self.path, facts)
     done = len(self._journal.done)

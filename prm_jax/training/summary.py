@@ -60,7 +60,7 @@ def warnings(c: config_lib.Experiment, rows: packing.PackedRows, start: int) -> 
   longest = max(int(tree.positions.max()) for tree in rows.trees) + 1
   if 0 < c.model.context_length < longest:
     yield (
-      f"an example has {longest:,} tokens, more than the model's context of "
+      f"a training example has {longest:,} tokens, more than the model's context of "
       f"{c.model.context_length:,}: later tokens may mean nothing"
     )
   if c.train.profile_at > c.train.steps:

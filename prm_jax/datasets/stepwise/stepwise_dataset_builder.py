@@ -33,7 +33,7 @@ class Stepwise(config_lib.Checked):
 class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
   """Labelled solutions (`records`), each stored as JSON with labels as in `StepTree`."""
 
-  VERSION = tfds.core.Version("1.0.0")
+  VERSION = tfds.core.Version("1.1.0")  # 1.0.0 listed fewer `test_problems`
 
   def __init__(
     self,

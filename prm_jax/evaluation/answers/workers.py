@@ -37,19 +37,22 @@ class _Worker:
     self.late = False  # it was killed, because it missed a deadline
     with self._deadline(START_SECONDS):
       if not self.process.stdout.readline():
-        raise RuntimeError(f"a worker ended with {self.process.wait()} before its first job")
+        code = self.process.wait()
+        if self.late:
+          raise RuntimeError(f"a worker did not start in {START_SECONDS:.0f} s")
+        raise RuntimeError(f"a worker ended with {code} before its first job")
 
   @contextlib.contextmanager
   def _deadline(self, seconds: float) -> Iterator[None]:
     """Kills the worker if the block takes longer."""
-    timer = threading.Timer(seconds, self._kill, kwargs={"late": True})
+    timer = threading.Timer(seconds, self.kill, kwargs={"late": True})
     timer.start()
     try:
       yield
     finally:
       timer.cancel()
 
-  def _kill(self, late: bool = False) -> None:
+  def kill(self, late: bool = False) -> None:
     self.late |= late
     with contextlib.suppress(ProcessLookupError):
       os.killpg(self.process.pid, signal.SIGKILL)
@@ -73,16 +76,23 @@ class _Worker:
 
   def end(self) -> None:
     with contextlib.suppress(BrokenPipeError), self.process:
-      self._kill()
+      self.kill()
+
+
+def _cores() -> int:
+  """Returns the number of cores that this process may use, where the system tells it."""
+  known = getattr(os, "sched_getaffinity", None)
+  return len(known(0)) if known else os.cpu_count() or 1
 
 
 class Workers:
   """A pool of worker processes, which start when there are jobs and which `close` ends."""
 
   def __init__(self, count: int, seconds: float):
-    self.count, self.seconds = count or len(os.sched_getaffinity(0)), seconds
+    self.count, self.seconds = count or _cores(), seconds
     self.replaced = 0  # workers that were killed or died
     self._workers: list[_Worker] = []  # without a job
+    self._busy: set[_Worker] = set()
     self._hung = collections.Counter()  # by answer, the jobs in which it hung
     self._lock = threading.Lock()
 
@@ -104,7 +114,10 @@ class Workers:
       for done in futures.as_completed(numbers):
         yield numbers[done], done.result()
     finally:
-      threads.shutdown(cancel_futures=True)
+      threads.shutdown(wait=False, cancel_futures=True)
+      for worker in [*self._busy]:  # none, unless the caller has stopped
+        worker.kill()
+      threads.shutdown()
 
   def _verdict(self, job: dict[str, Any]) -> str:
     a, b = job["a"], job["b"]
@@ -113,7 +126,9 @@ class Workers:
         return "undecided: time"
       worker = self._workers.pop() if self._workers else None
     worker = worker or _Worker(self.seconds)
+    self._busy.add(worker)
     verdict, reading = worker.judge(job, self.seconds)
+    self._busy.discard(worker)
     died = worker.late or worker.process.poll() is not None
     with self._lock:
       self.replaced += died
