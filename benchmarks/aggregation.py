@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks import runner
+from prm_jax.runtime import processes
 
 N = (1, 2, 5, 10, 25, 50, 100, 200, 400, 600, 800, 1000, 1400, 1860)
 SIZES = ((500, 1860), (100, 1_000_000))
@@ -39,7 +40,7 @@ def run(args: runner.Common) -> dict:
       figures = {}
       for name in METHODS[: -1 if measured else None]:
         runner.say(f"{problems} x {candidates}: {name}")
-        cores = runner.usable_cores()[-1:]
+        cores = processes.usable_cores()[-1:]
         figures[name] = runner.apart(measure, name, directory, ns, cores=cores, **ONE_THREAD)
     measured.append(figures)
     title = f"{problems} x {candidates:,}, {len(ns)} values of N in 1..{ns[-1]}"

@@ -28,7 +28,7 @@ from prm_jax.generation import prompts
 from prm_jax.generation.engines import Limits
 from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.sampling import Sampling
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import json_lines, processes
 
 TRANSFORMERS = pathlib.Path(__file__).parent / "generation_peer.py"
 TRIAL_PROMPTS, TRIAL_TOKENS = 8, 64  # to compare the peer's settings
@@ -68,7 +68,7 @@ def run(args: Args) -> dict:
   if args.peer_python and not shutil.which(args.peer_python):
     raise FileNotFoundError(f"{args.peer_python}: no such Python; --peer_python= is without a peer")
   path, texts = problems(args)
-  cores = runner.usable_cores()[-args.threads :]
+  cores = processes.usable_cores()[-args.threads :]
   ours = runner.apart(own_side, args, texts, cores=cores, JAX_PLATFORMS="cpu")
   row = {"side": OURS, "dtype": args.dtype, "batch": args.batch}
   rows = [row | count(ours)]
@@ -78,7 +78,7 @@ def run(args: Args) -> dict:
   figures = {"ours": ours, "targets": targets, "tables": tables, "texts": len(texts)}
   figures["notes"] = f"Model {args.model.name}; problems: {path or 'sums'}."
   if args.peer_python:
-    trial, whole, versions = peer_side(args, ours["ids"], ours["end_tokens"])
+    trial, whole, versions = peer_side(args, cores, ours["ids"], ours["end_tokens"])
     rows.append({"side": PEER} | {k: whole[k] for k in row if k in whole} | count(whole))
     tables["The peer's settings, on a few prompts"] = [
       {k: run[k] for k in ("dtype", "batch")} | count(run) for run in trial
@@ -169,7 +169,9 @@ def product(B: int, O: int, I: int) -> float:
   return 1e3 * min(seconds)
 
 
-def peer_side(args: Args, ids: list[list[int]], ends: list[int]) -> tuple[list, dict, dict]:
+def peer_side(
+  args: Args, cores: list[int], ids: list[list[int]], ends: list[int]
+) -> tuple[list, dict, dict]:
   """Returns the peer's trial runs, its full run with the fastest settings, and versions."""
   settings = {
     "model": str(args.model.resolve()),
@@ -185,7 +187,6 @@ def peer_side(args: Args, ids: list[list[int]], ends: list[int]) -> tuple[list, 
   }
   cases = itertools.product(args.peer_dtypes, args.peer_batches)
   trial = [{"dtype": dtype, "batch": batch} | few for dtype, batch in cases]
-  cores = runner.usable_cores()[-args.threads :]
   side = functools.partial(runner.apart, runner.peer, args.peer_python, TRANSFORMERS, cores=cores)
   tried = side(settings | {"runs": trial})
   best = max(tried["runs"], key=lambda run: run["tokens"] / run["seconds"])

@@ -33,7 +33,7 @@ from unittest import mock
 
 import msgspec
 
-from prm_jax.runtime import exits, json_lines, storage
+from prm_jax.runtime import json_lines, processes, storage
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOISE = 1.1  # ratio by which two runs on one machine may differ
@@ -73,7 +73,7 @@ def apart(function: Callable, *args: Any, cores: list[int] | None = None, **envi
 
 def _begin(cores: list[int] | None) -> None:
   """Restricts a new process to these cores, if the system can; on Linux it ends with its parent."""
-  exits.end_with_parent()
+  processes.end_with_parent()
   if cores and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, cores)
 
@@ -91,11 +91,6 @@ def peak_gb(processes: int = resource.RUSAGE_SELF) -> float:
   """Returns the peak memory of this process, or of its largest child, in GB."""
   unit = 1 if sys.platform == "darwin" else 1024
   return resource.getrusage(processes).ru_maxrss * unit / 1e9
-
-
-def usable_cores() -> list[int]:
-  every = range(os.cpu_count() or 1)
-  return sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else every)
 
 
 def kept(

@@ -34,7 +34,7 @@ from prm_jax.datasets import prm800k
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree, tokenizers
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.runtime import command_line, distributed, json_lines, storage
+from prm_jax.runtime import command_line, distributed, json_lines, processes, storage
 from prm_jax.scoring import batching
 from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
@@ -102,8 +102,8 @@ class Args(runner.Common):
 def run(args: Args) -> dict:
   """Measures both sides and compares them."""
   train, recipe, length, _ = PHASES[args.rows_of]
-  if args.threads > len(runner.usable_cores()):
-    raise ValueError(f"--threads {args.threads}: only {len(runner.usable_cores())} cores are here")
+  if args.threads > (here := len(processes.usable_cores())):
+    raise ValueError(f"--threads {args.threads}: only {here} cores are here")
   check_files(args.config, model := model_path(args), *(args.source / x for x in (*train, TEST)))
   settings = SETTINGS | {"max_length": 256 if args.quick else length, "threads": args.threads}
   settings |= {"max_updates": 1} if args.quick else {}
@@ -180,7 +180,7 @@ class Side:
   def runs(self, args: Args, settings: dict, files: dict[str, pathlib.Path]) -> list[dict]:
     """Returns a run for each seed, in the dtype in which the first updates are faster."""
     environment = ENVIRONMENT | {"OMP_NUM_THREADS": str(args.threads)}
-    cores = runner.usable_cores()[-args.threads :]
+    cores = processes.usable_cores()[-args.threads :]
 
     def measured(name: str, **more: Any) -> dict:
       asked = settings | self.settings | more

@@ -29,6 +29,7 @@ from conftest import (
 
 from benchmarks import quickstart, runner, scaling, training, tree
 from prm_jax.input_pipeline import step_dataset, token_tree
+from prm_jax.runtime import processes
 from prm_jax.types import StepTree
 
 
@@ -298,14 +299,14 @@ def test_figures_are_measured_once_for_the_same_content(tmp_path):
 
 def surroundings(name):
   """Returns an environment variable, and the number of cores of the process."""
-  return os.environ.get(name), len(runner.usable_cores())
+  return os.environ.get(name), len(processes.usable_cores())
 
 
 def test_a_measurement_has_its_own_process():
   """A measurement's variables and cores do not change this process; its abort is an error here."""
-  cores = runner.usable_cores()
+  cores = processes.usable_cores()
   assert runner.apart(surroundings, "A_NAME", cores=cores[:1], A_NAME="value") == ("value", 1)
-  assert "A_NAME" not in os.environ and runner.usable_cores() == cores
+  assert "A_NAME" not in os.environ and processes.usable_cores() == cores
   with pytest.raises(RuntimeError):
     runner.apart(os.abort)
 

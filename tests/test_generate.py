@@ -380,6 +380,12 @@ def test_worked_examples_come_before_the_problem():
   assert "One and one.\n\n# Answer" in prompt.text
 
 
+def chat(template, *system):
+  """Returns the maker of prompts of a tokenizer with this chat template."""
+  tokenizer = types.SimpleNamespace(settings={"chat_template": template})
+  return prompts_lib.maker("chat", tokenizer, *system)
+
+
 def test_chat_templates_render_as_in_transformers():
   """A template may break loops, and `tools` and `documents` are None."""
   template = (
@@ -387,16 +393,14 @@ def test_chat_templates_render_as_in_transformers():
     "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'user' %}{% break %}"
     "{% endif %};{% endfor %}"
   )
-  tokenizer = types.SimpleNamespace(settings={"chat_template": template})
-  assert prompts_lib.maker("chat", tokenizer, "s")("2+2", 7).text == "system: s;user: 2+2"
+  assert chat(template, "s")("2+2", 7).text == "system: s;user: 2+2"
 
 
 def test_a_template_that_trims_gets_the_problem_without_its_outer_spaces():
   """The model sees the prompt of transformers, whether or not its template trims messages."""
   template = "<s>{{{{ messages[-1]['content'] {} }}}} [/INST]"
   for trim, shown in (("| trim", "a  b"), ("", "\n a  b \n")):
-    tokenizer = types.SimpleNamespace(settings={"chat_template": template.format(trim)})
-    prompt = prompts_lib.maker("chat", tokenizer)("\n a  b \n", 0)
+    prompt = chat(template.format(trim))("\n a  b \n", 0)
     assert prompt.text == f"<s>{shown} [/INST]"
 
 
@@ -407,8 +411,7 @@ def test_a_template_that_needs_todays_date_gets_a_fixed_one():
     ("{% set day = strftime_now('%Y') if strftime_now is defined else 'own' %}", "own"),
   ):
     template = begin + "{{ day }}: {{ messages[-1].content }}"
-    tokenizer = types.SimpleNamespace(settings={"chat_template": template})
-    assert prompts_lib.maker("chat", tokenizer)("2+2", 7).text == f"{day}: 2+2"
+    assert chat(template)("2+2", 7).text == f"{day}: 2+2"
 
 
 def test_a_template_may_mark_replies_for_training():
@@ -418,19 +421,16 @@ def test_a_template_may_mark_replies_for_training():
     "{% endgeneration %}{% else %}{{ m.content }};{% endif %}{% endfor %}"
     "{% generation %}assistant:{% endgeneration %}"
   )
-  tokenizer = types.SimpleNamespace(settings={"chat_template": template})
-  assert prompts_lib.maker("chat", tokenizer, "s")("2+2", 7).text == "s;2+2;assistant:"
+  assert chat(template, "s")("2+2", 7).text == "s;2+2;assistant:"
 
 
 def test_a_template_that_refuses_the_system_prompt_says_how_to_leave_it_out():
   """Gemma's template takes no system prompt: the error names the flag that leaves it out."""
   refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-  tokenizer = types.SimpleNamespace(
-    settings={"chat_template": refuse + "{{ messages[0].content }}"}
-  )
+  template = refuse + "{{ messages[0].content }}"
   with pytest.raises(ValueError, match=r"no system.*; --system= leaves the system prompt out"):
-    prompts_lib.maker("chat", tokenizer)
-  assert prompts_lib.maker("chat", tokenizer, "")("2+2", 7).text == "2+2"
+    chat(template)
+  assert chat(template, "")("2+2", 7).text == "2+2"
 
 
 def test_a_line_without_a_problem_is_an_error_with_its_place(tmp_path):

@@ -18,7 +18,7 @@ import jax
 
 from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Plan
-from prm_jax.runtime import exits, progress
+from prm_jax.runtime import processes, progress
 
 POLL = 1.0  # seconds between updates of the progress bar
 
@@ -73,7 +73,7 @@ def _pool(workers: int) -> Iterator[Any]:
     yield _here
     return
   context = multiprocessing.get_context("spawn")
-  cores, free = context.Queue(), sorted(os.sched_getaffinity(0))
+  cores, free = context.Queue(), processes.usable_cores()
   workers = min(workers, len(free))
   for core in free[:workers]:
     cores.put(core)
@@ -95,7 +95,7 @@ def _here(job: Callable[..., None], *args: Any) -> futures.Future:
 
 def _begin(cores) -> None:
   """Starts a worker process on one core, so that results do not depend on the number of workers."""
-  exits.end_with_parent()
+  processes.end_with_parent()
   jax.config.update("jax_platforms", "cpu")
   os.sched_setaffinity(0, {cores.get()})
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent alone handles Ctrl-C

@@ -75,6 +75,11 @@ class Facts:
   judged: Mapping[str, Any] | None = None  # output of evaluate.py for this step
   versions: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of packages, by name
 
+  @property
+  def of_text(self) -> bool:
+    """Whether the run trained a language model, which has no labels."""
+    return self.contract.objective == "language_model"
+
 
 def base_model(directory: str | pathlib.Path) -> BaseModel:
   """Returns the name and licence in README.md, provenance.json and licence files.
@@ -137,9 +142,8 @@ def write(facts: Facts) -> str:
     parts.append(_contract(facts.contract))
   parts += [_data(facts), _metrics(facts), _training(facts)]
   base = ", and the base model as its authors ask" if facts.bases else ""
-  of_text = facts.contract.objective == "language_model"
   may_have = facts.dataset in ("", "prm800k") or facts.config.data.also
-  used = " and PRM800K" if may_have and not of_text else ""
+  used = " and PRM800K" if may_have and not facts.of_text else ""
   cite = f"Cite the method{used} as below{base}."
   parts.append(f"## How to cite\n\n{cite}\n\n```bibtex\n{CITATION}\n```\n")
   return "\n".join(parts)
@@ -170,7 +174,7 @@ def _origin(facts: Facts, noun: str) -> str:
     licences = [f"{text(x.license)} ({text(x.found_in)})" for x in facts.bases if x.license]
     licence = licences[0] if licences else "unknown: see the base model"
     lines.append(f"Licence of the base: {licence}.")
-  if facts.kind == "causal-lm" and facts.contract.objective != "language_model":
+  if facts.kind == "causal-lm" and not facts.of_text:
     lines.append("This export has its trunk and language-model head, and no step head.")
   return "\n".join(lines) + "\n"
 
@@ -209,8 +213,7 @@ def _data(facts: Facts) -> str:
   c = facts.config
   name = text(facts.dataset) or "unknown: it was not there at the export"
   lines = ["## Data\n", f"* Dataset: {name}."]
-  of_text = facts.contract.objective == "language_model"
-  if not of_text:
+  if not facts.of_text:
     lines.append(f"* Recipe of the labels: {text(facts.contract.recipe)}.")
   if c.data.also:
     lines.append("* With the solutions of a second dataset (`data.also`).")
@@ -218,7 +221,7 @@ def _data(facts: Facts) -> str:
     lines.append(f"* Trained on {100 * c.data.share:.4g} % of the problems (`data.share`).")
   for split in facts.manifest:
     counts = dict(_items(facts.manifest, split))
-    name_of = lambda kind: "target tokens" if of_text else f"of class {code(kind)}"
+    name_of = lambda kind: "target tokens" if facts.of_text else f"of class {code(kind)}"
     targets = ", ".join(f"{_number(n)} {name_of(k)}" for k, n in _items(counts, "targets"))
     shown = [f"{_number(counts[key])} {key}" for key in ("examples", "tokens") if key in counts]
     dropped = sum(n for _, n in _items(counts.get("conversion"), "dropped") if _is_number(n))

@@ -122,12 +122,6 @@ def delete(path: pathlib.Path) -> None:
   shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def end_with_parent() -> None:
-  """Lets the system kill this process when its parent has ended; does nothing but on Linux."""
-  if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
 def script() -> str:
   """Returns the script's name, which begins its messages."""
   return COMMAND or pathlib.Path(sys.argv[0]).name

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
+from prm_jax.runtime import processes
+
 START_SECONDS = 120.0  # to import sympy on a busy machine
 MEMORY_BYTES = 2 * 2**30  # of a worker's address space
 MAX_JOBS = 5_000  # of a worker, which is then replaced: sympy's caches only grow
@@ -79,17 +81,11 @@ class _Worker:
       self.kill()
 
 
-def _cores() -> int:
-  """Returns the number of cores that this process may use, where the system tells it."""
-  known = getattr(os, "sched_getaffinity", None)
-  return len(known(0)) if known else os.cpu_count() or 1
-
-
 class Workers:
   """A pool of worker processes, which start when there are jobs and which `close` ends."""
 
   def __init__(self, count: int, seconds: float):
-    self.count, self.seconds = count or _cores(), seconds
+    self.count, self.seconds = count or len(processes.usable_cores()), seconds
     self.replaced = 0  # workers that were killed or died
     self._workers: list[_Worker] = []  # without a job
     self._busy: set[_Worker] = set()
