@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import numpy as np
 
 RATINGS = (-1, 0, 1)  # PRM800K's step ratings: negative, neutral, positive
 # Ratings of a right step, by the meaning of neutral (*Let's Verify Step by Step*, appendix F.2).
@@ -101,3 +102,10 @@ class StepContract:
       return [self.classes.index("correct")]
     ratings = RIGHT_RATINGS.get(self.neutral, (1,))  # published models may lack the neutral class
     return [self.classes.index(str(rating)) for rating in ratings]
+
+  def right(self, probabilities: np.ndarray) -> np.ndarray:
+    """Returns P(right) `[...]` of class probabilities `[..., C]`, divided by their sum.
+
+    The sum of float32 probabilities is near 1; undivided, it would hide a small P(wrong).
+    """
+    return probabilities[..., self.right_classes].sum(-1) / probabilities.sum(-1)

@@ -213,6 +213,32 @@ def test_logits_give_the_log_probabilities_without_their_rounding():
     np.testing.assert_allclose(got, -np.log1p(wrong / right), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("neutral", "wrong"), [("positive", 1e-9), ("negative", 3e-9)])
+def test_rounded_probabilities_keep_the_order_of_nearly_certain_steps(neutral, wrong):
+  """P(right) is divided by the sum of the classes: it is at most 1, and P(wrong) keeps its digits.
+
+  The probabilities of a float32 softmax may add up to more than 1, as those of bfloat16 do.
+  """
+  rounded = np.array([1e-9, 2e-9, 1 + 6e-8])
+  with jax.enable_x64(True):
+    got = agg.step_log_scores(
+      [rounded, rounded * 1.003, [0.2, 0.3, 0.503], [1.0, 0.0, 0.0]], neutral
+    )
+  half = 0.803 / 1.003 if neutral == "positive" else 0.503 / 1.003
+  np.testing.assert_allclose(got, [-wrong, -wrong, np.log(half), -np.inf], rtol=1e-6)
+
+
+def test_means_keep_the_order_of_nearly_certain_steps():
+  """The float32 mean has the precision of P(wrong), and a step of zero does not hide the others."""
+  log_probs, ids = (
+    np.float32([-1e-7, -2e-7, -3e-7, -np.inf, np.log(0.4)]),
+    np.array([0, 0, 0, 1, 1]),
+  )
+  got = agg.reduce_steps(log_probs, ids, 2, ("mean", "soft_min"), temperature=0.003)
+  np.testing.assert_allclose(got[0, 0], -2e-7, rtol=1e-5)
+  np.testing.assert_allclose(got[1, 1], np.log(0.4) - 0.4 / 0.003, rtol=1e-6)
+
+
 def test_tiny_probabilities_do_not_underflow():
   """Mean and soft-min of steps with probabilities like 1e-100 stay finite in log space."""
   log_probs = np.array([-230.0, -231.0, -0.1, -300.0], np.float32)

@@ -126,6 +126,19 @@ def test_votes_weigh_by_the_reduction_that_ranks(files, candidates):
   assert not np.allclose(candidates.models["people"], soft.models["people"])
 
 
+def test_votes_weigh_products_of_many_steps(tmp_path):
+  """Votes by products that underflow differ as the products do."""
+  given = [
+    {"problem": "p", "steps": ["s"] * 80, "answer": str(i), "is_correct": not i, "finished": True}
+    for i in range(3)
+  ]
+  steps = [[{"-1": 1 - x, "0": 0.0, "1": x}] * 80 for x in (5e-5, 1e-5, 2e-5)]
+  models = [line | {"rating_probs": each} for line, each in zip(given, steps)]
+  files = [write_lines(tmp_path / f"{i}.jsonl", x) for i, x in enumerate((given, models))]
+  solved = comparison.solved(comparison.read(files[0], {"m": files[1]}), [1, 2, 3])
+  np.testing.assert_allclose(solved["vote by m"], [[1 / 3, 2 / 3, 1]], atol=0.05)
+
+
 @pytest.mark.parametrize(
   "name, expected",
   [

@@ -58,6 +58,7 @@ def test_a_good_answer_has_its_verdict(name, first):
     ("critic", "All is well.", None),
     ("critic", "\\boxed{0} or rather \\boxed{ 1 }", 1),  # the last one counts
     ("critic", "\\boxed{\\text{-1}}", -1),
+    ("critic", "\\boxed{+1}", 1),
     ("critic", "\\boxed{2}", None),  # out of range
     ("critic", "\\boxed{-2}", None),
     ("critic", "\\boxed{999999999999999999999999}", None),

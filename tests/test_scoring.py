@@ -242,7 +242,7 @@ def test_score_py_keeps_every_key(prm_run, arithmetic_data, tmp_path):
   for old, new in zip(lines, after, strict=True):
     assert old.items() <= new.items()
     assert len(new["rating_probs"]) == len(new["steps"])
-    product = np.prod([p["0"] + p["1"] for p in new["rating_probs"]])
+    product = np.prod([(p["0"] + p["1"]) / sum(p.values()) for p in new["rating_probs"]])
     assert new["prm_score"] == pytest.approx(product, rel=1e-12)
   assert after[-1]["steps"] == ["A 3+2=5", "# Answer"]
   assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "o.jsonl"]

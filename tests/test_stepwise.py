@@ -95,22 +95,26 @@ def test_zero_of_a_trl_row_is_wrong_unless_the_file_has_minus_one(tmp_path, labe
 def test_bad_lines_can_be_skipped(tmp_path):
   """Lines that hold no labelled solution are counted and quoted; the others are kept.
 
-  Math-Shepherd has some: a tag inside the problem, or no "Step 1:".
+  Math-Shepherd has some: a tag inside the problem, no "Step 1:", or two.
   """
   untagged = {"input": "Two plus two? ки Step 1: 4 ки", "label": "Two plus two? + Step 1: 4 +"}
   lower = {key: SHEPHERD[key].replace("Step 1", "step 1") for key in ("input", "label")}
-  bad = untagged, {"input": "?", "label": "?"}, SHEPHERD | {"label": "+"}, native(["+"])
+  twice = {key: f"Do Step 1: of {SHEPHERD[key]}" for key in ("input", "label")}
+  bad = untagged, twice, {"input": "?", "label": "?"}, SHEPHERD | {"label": "+"}, native(["+"])
   source = write(tmp_path / "train.jsonl", SHEPHERD, lower, *bad)
   source.write_text(source.read_text() + '{"problem": "cut of')  # by a kill
   options = (tmp_path / "out", prepare.Stepwise(test_share=0.0))
   with pytest.raises(json_lines.BadLine, match=r"train.jsonl:3: .*expected a problem"):
     prepare.prepare_stepwise(*options, source=source)
   manifest = prepare.prepare_stepwise(*options, source=source, on_bad_record="skip")
-  assert manifest["splits"]["train"]["rows"] == {"read": 7, "kept": 2}
-  assert manifest["splits"]["train"]["dropped"] == {"bad_record": 5}
-  assert manifest["bad_records"]["count"] == 5
-  for i, (line, what) in enumerate(((4, ""), (5, ""), (6, "label 0 is '+'"), (7, "not JSON"))):
-    assert f"train.jsonl:{line}: {what}" in manifest["bad_records"]["examples"][i + 1]
+  assert manifest["splits"]["train"]["rows"] == {"read": 8, "kept": 2}
+  assert manifest["splits"]["train"]["dropped"] == {"bad_record": 6}
+  assert manifest["bad_records"]["count"] == 6
+  whats = {4: "\"input\" has 'Step 1:' twice", 5: "", 6: "", 7: "label 0 is '+'", 8: "not JSON"}
+  for (line, what), shown in zip(
+    whats.items(), manifest["bad_records"]["examples"][1:], strict=True
+  ):
+    assert f"train.jsonl:{line}: {what}" in shown
   source = write(tmp_path / "all_bad.jsonl", untagged)
   with pytest.raises(ValueError, match=r"no line holds a labelled solution; .*all_bad.jsonl:1: "):
     prepare.prepare_stepwise(tmp_path / "b", options[1], source=source, on_bad_record="skip")

@@ -15,8 +15,8 @@ def step_log_scores(class_values, neutral: str = "positive", *, logits: bool = F
   """Returns log P(the step is right), from the probabilities of its ratings.
 
   Args:
-    class_values: `[..., 3]` probabilities of the ratings -1, 0, 1, in that order; or their logits,
-      which keep steps apart whose float32 probabilities all round to 1.
+    class_values: `[..., 3]` probabilities of the ratings -1, 0, 1, in that order, which are divided
+      by their sum; or their logits.
     neutral: how a neutral step counts.  "positive": P(right) = P(1) + P(0), the default of *Let's
       Verify Step by Step*, whose appendix F.2 compares the two.  "negative": P(right) = P(1).
     logits: whether `class_values` are logits.
@@ -32,13 +32,14 @@ def step_log_scores(class_values, neutral: str = "positive", *, logits: bool = F
     raise ValueError(f"class_values {class_values.shape}: expected [..., 3], for {RATINGS}")
   if neutral not in RIGHT_RATINGS:
     raise ValueError(f'neutral={neutral!r}: expected "positive" or "negative"')
-  if not logits:
-    right = [RATINGS.index(rating) for rating in RIGHT_RATINGS[neutral]]
-    return jnp.log(sum(class_values[..., i] for i in right))
   wrong, zero, one = jnp.moveaxis(class_values, -1, 0)
-  if neutral == "positive":
-    return -jax.nn.softplus(wrong - jnp.logaddexp(zero, one))
-  return -jax.nn.softplus(jnp.logaddexp(wrong, zero) - one)
+  add = jnp.logaddexp if logits else jnp.add
+  wrong, right = (wrong, add(zero, one)) if neutral == "positive" else (add(wrong, zero), one)
+  if logits:
+    return -jax.nn.softplus(wrong - right)
+  # Of a nearly certain step, `right` is rounded to about 1 and `wrong` has all digits.
+  certain = -jnp.log1p(wrong / jnp.where(right > wrong, right, 1))
+  return jnp.where(right > wrong, certain, jnp.log(right) - jnp.log(right + wrong))
 
 
 def reduce_steps(
@@ -108,15 +109,19 @@ def _reduce(log_probs, solution_ids, num_solutions: int, names: tuple[str, ...],
   # log-sum-exp: probabilities relative to the largest, since all may be tiny or zero.
   top = over_solution(jax.ops.segment_max, log_probs)
   top = jnp.where(jnp.isfinite(top), top, 0)
-  share = jnp.exp(log_probs - top[solution_ids])
+  excess = jnp.expm1(log_probs - top[solution_ids])
   # The weights of soft_min are relative to the weakest step's, which is then 1.
-  weight = jnp.exp((jnp.exp(least)[solution_ids] - jnp.exp(log_probs)) / temperature)
+  log_weight = (jnp.exp(least)[solution_ids] - jnp.exp(log_probs)) / temperature
+  weighted = log_probs + log_weight
+  heaviest = over_solution(jax.ops.segment_max, weighted)
+  heaviest = jnp.where(jnp.isfinite(heaviest), heaviest, 0)
+  weighted = jnp.log(total(jnp.exp(weighted - heaviest[solution_ids]))) + heaviest
   last = over_solution(jax.ops.segment_max, jnp.arange(log_probs.size))
   scores = {  # the compiler leaves out what nobody asks for
     "product": total(log_probs),
     "min": least,
-    "mean": top + jnp.log(total(share) / count),
+    "mean": top + jnp.log1p(total(excess) / count),
     "last": log_probs.at[last].get(mode="clip"),
-    "soft_min": top + jnp.log(total(share * weight) / total(weight)),
+    "soft_min": weighted - jnp.log(total(jnp.exp(log_weight))),
   }
   return jnp.where(count > 0, jnp.stack([scores[name] for name in names]), jnp.nan)

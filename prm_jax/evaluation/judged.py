@@ -111,7 +111,7 @@ def score(scorer: Scorer, solutions: Sequence[Labelled]) -> tuple[list[Judged], 
     heads = np.zeros((len(solution.labels), contract.heads, len(columns)))
     for path in solution.paths():
       heads[path] = next(by_path)
-    right = heads[..., contract.right_classes].sum(-1)  # [S, K]
+    right = contract.right(heads)  # [S, K]
     probs = np.zeros((len(heads), len(RATINGS)))
     probs[:, columns] = heads.mean(1)
     std = right.std(1) if contract.heads > 1 else None

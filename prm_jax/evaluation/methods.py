@@ -247,10 +247,17 @@ def _vote(method: Method, samples, scores, orders, values_of_n, control, vote_we
   if logarithm is None:
     weights = np.where(samples.valid, score, 0)
   else:
-    # Only ratios of a problem's weights matter, so exp(score) is the softmax over any of its
-    # candidates.  The best score is subtracted: nothing overflows, and not all weights underflow.
-    score = np.where(samples.valid, logarithm(np.where(samples.valid, score, 0)), -np.inf)
-    best = score.max(axis=1, keepdims=True)
-    with np.errstate(over="ignore"):
-      weights = np.exp(score - np.where(np.isfinite(best), best, 0))
+    weights = vote_weights(logarithm(np.where(samples.valid, score, 0)), samples.valid)
   return orders | {"weights": weights, "combine": method.combine, "control": control}
+
+
+def vote_weights(logarithms: np.ndarray, valid: np.ndarray) -> np.ndarray:
+  """Returns weights of votes `[P, M]` from their logarithms; zero for candidates without an answer.
+
+  Only ratios of a problem's weights matter, so exp(score) is the softmax over any of its
+  candidates.  The best score is subtracted: nothing overflows, and not all weights underflow.
+  """
+  score = np.where(valid, logarithms, -np.inf)
+  best = score.max(axis=1, keepdims=True)
+  with np.errstate(over="ignore"):
+    return np.exp(score - np.where(np.isfinite(best), best, 0))

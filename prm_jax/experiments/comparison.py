@@ -49,9 +49,14 @@ class Candidates:
 
   @functools.cached_property
   def voters(self) -> dict[str, np.ndarray]:
-    """Those of the models whose scores can weigh votes: none is negative."""
-    valid = self.samples.valid
-    return {name: score for name, score in self.models.items() if (score[valid] >= 0).all()}
+    """The weights of votes `[P, M]` by model, if its scores can weigh votes: none is negative."""
+    out, valid = {}, self.samples.valid
+    for name, score in self.models.items():
+      if self.scored[name].step_probs is not None:
+        out[name] = methods.vote_weights(self.scores[name], valid)
+      elif (score[valid] >= 0).all():
+        out[name] = np.where(valid, score, 0)
+    return out
 
   @functools.cached_property
   def calibration(self) -> dict[str, dict[str, Any] | None]:
@@ -123,7 +128,6 @@ def read(
       needed = "no rating_probs" if named[name] else "neither rating_probs nor orm_score"
       raise BadLine(f"{file}: {needed}, for {name}")
     scores[name] = score
-    # The probabilities of a step, which are rounded, may add up to more than 1.
     models[name] = np.minimum(np.exp(score), 1) if "prm_product" in available else score
   given, lacking = _given(path, samples)
   if "logprob" in given:
@@ -209,8 +213,7 @@ def solved(candidates: Candidates, n: Sequence[int], seed: int = 0) -> dict[str,
     plain = np.asarray(agg.majority_vote(samples.answer_ids, *outcomes, **draws)[0])
     out["majority"] = plain
     orders = {"key": jax.random.key(seed), "permutations": PERMUTATIONS, "control": plain}
-    for name, probability in candidates.voters.items():
-      weights = np.where(samples.valid, probability, 0)
+    for name, weights in candidates.voters.items():
       vote, _ = agg.majority_vote(samples.answer_ids, *outcomes, weights=weights, **draws, **orders)
       out[f"vote by {name}"] = np.asarray(vote)
   return out

@@ -40,8 +40,8 @@ def right_steps(scorer: Scorer, problems: Sequence[Problem]) -> list[list[np.nda
   It is `[1, K]` of an outcome model, which judges the solution alone.
   """
   pairs = [(each.text, solution.steps) for each in problems for solution in each.solutions]
-  probabilities, classes = iter(scorer.by_head(pairs)), scorer.contract.right_classes
-  return [[next(probabilities)[:, :, classes].sum(-1) for _ in x.solutions] for x in problems]
+  probabilities = iter(scorer.by_head(pairs))
+  return [[scorer.contract.right(next(probabilities)) for _ in x.solutions] for x in problems]
 
 
 @dataclasses.dataclass(frozen=True)

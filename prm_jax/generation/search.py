@@ -229,8 +229,8 @@ class Search:
     self, lane: Lane, ahead: tuple[str, ...], by_steps: dict[tuple[str, ...], np.ndarray]
   ) -> tuple[Lane, tuple[float, ...]]:
     """Returns a lane with its new step's probabilities, and P(right) of the steps that count."""
-    classes = self.scorer.scorer.contract.right_classes
-    right_of = lambda steps: float(by_steps[steps][:, classes].sum(-1).mean())
+    contract = self.scorer.scorer.contract
+    right_of = lambda steps: float(contract.right(by_steps[steps]).mean())
     probabilities, right = lane.probabilities, lane.right
     if lane.steps in by_steps:
       probabilities = (*probabilities, by_steps[lane.steps])

@@ -62,7 +62,7 @@ def scored(
     probabilities: `[steps, K, C]`, or `[1, K, C]` of an outcome model, by head and in the
       contract's class order.
   """
-  right = probabilities[:, :, contract.right_classes].sum(-1)
+  right = contract.right(probabilities)
   score, score_std = float(np.prod(right.mean(1))), float(np.prod(right, axis=0).std())
   ensemble = contract.heads > 1
   record = unscored(record, contract) | {"steps": steps}

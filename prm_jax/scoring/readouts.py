@@ -158,7 +158,7 @@ def rlhflow(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readou
   begin, start, end, over = (_special(tokenizer, name) for name in names)
   plus, minus = _one(tokenizer, "+"), _one(tokenizer, "-")
   system, assumed = _llama_system(chat_template(tokenizer.settings))
-  between = "\n\n" if benchmark == "process_bench" else " "
+  between, strip = ("\n\n", str) if benchmark == "process_bench" else (" ", str.strip)
   prepare, changes = list, ""
   if benchmark == "prm_bench":
     prepare, changes = _without_numbers, NUMBERS_GONE
@@ -166,7 +166,7 @@ def rlhflow(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readou
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
     pieces = [begin] + ([start, "system", end, system, over] if system else [])
     for i, step in enumerate(prepare(steps)):
-      turn = f"{problem}{between}{step.strip()}" if i == 0 else step
+      turn = f"{problem}{between}{strip(step)}" if i == 0 else step
       pieces += [start, "user", end, f"\n\n{turn.strip()}", over]
       pieces += [start, "assistant", end, "\n\n", READ, plus, over]
     return _joined(pieces, tokenizer)

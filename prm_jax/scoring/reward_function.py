@@ -130,7 +130,7 @@ class RewardFunction:
     right, valid = np.zeros(shape, np.float32), np.zeros(shape, bool)
     for i, by_head in probabilities.items():
       steps = slice(len(by_head))
-      right[i, steps] = by_head.mean(1)[:, self.rater.contract.right_classes].sum(-1)
+      right[i, steps] = self.rater.contract.right(by_head.mean(1))
       valid[i, steps] = True
     found = rewards.step_rewards(right, valid, self.form, temperature=self.temperature)
     scored = zip(np.asarray(found), valid.sum(1), places)

@@ -91,8 +91,9 @@ def uncertain(pool: Pool, members: np.ndarray, count: int, rng: np.random.Genera
   """Draws at random among members with a step that an ensemble is unsure of: ActPRM's rule.
 
   A step is unsure if the mean over heads of P(right) is between 0.1 and 0.9, or the standard
-  deviation over heads is above 0.01.  Steps after the first that is surely wrong do not count,
-  because they have no labels.  May return fewer than `count`, even none.
+  deviation over heads (with K, as in ActPRM's offline filter, not K - 1) is above 0.01.  Steps
+  after the first that is surely wrong do not count, because they have no labels.  May return fewer
+  than `count`, even none.
   """
 
   def unsure(right: np.ndarray) -> bool:

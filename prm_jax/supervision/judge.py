@@ -27,7 +27,7 @@ Name = Literal["critic", "thinkprm", "genprm"]  # of a template
 
 # All patterns are bounded after their first word, so that a search is linear in the text.
 BOX = "\\boxed{"
-INDEX = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?(-?[0-9]{1,9})\s{0,9}\}")
+INDEX = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?([+-]?[0-9]{1,9})\s{0,9}\}")
 STEP = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?(correct|incorrect)\s{0,9}\}")
 THOUGHT = "</think>"  # ends the thoughts of a model that thinks before it answers
 PARAGRAPH = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?([Yy]es|[Nn]o)\s{0,9}\}")

@@ -123,6 +123,10 @@ def _untagged(text: str, tagged: str, where: str) -> tuple[str, list[str], list[
       f'{where}: "input" is {json_lines.show(text)}: expected a problem, "Step 1:", and {TAG} '
       "after each step"
     )
+  if steps[0].count(first) > 1:
+    raise json_lines.BadLine(
+      f'{where}: "input" has {first!r} twice before its first {TAG}: where does the problem end?'
+    )
   problem, _, end = steps[0].partition(first)
   steps[0] = first + end
   return problem.strip(), [step.strip() for step in steps], labels
