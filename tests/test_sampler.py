@@ -154,6 +154,14 @@ def test_samples_beyond_the_context_length_are_a_warning():
     assert ["the model's context of 8" in str(each.message) for each in caught] == [True] * expected
 
 
+def test_the_mesh_of_a_sampler_is_not_its_callers():
+  """While a caller has a completion, the mesh is the caller's own."""
+  own = jax.sharding.get_abstract_mesh()
+  some = sampler().generate([Prompt("", "x", "\n", 0)], 2, FREE, LIMITS)
+  next(some)
+  assert jax.sharding.get_abstract_mesh() == own
+
+
 def test_nan_of_the_language_model_is_an_error():
   """Samples of damaged weights are not written as if they were drawn."""
   engine = sampler()

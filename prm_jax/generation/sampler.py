@@ -155,10 +155,11 @@ class Sampler:
     free, left = [*range(G)], collections.Counter({j: n * len(c) for j, c in enumerate(chains)})
     last = jnp.zeros(B, jnp.int32)  # the tokens of the last step, on the device
     may_end = self.ends_by(stop[-1] for stop in limits.stop)
+    # A step reads all places, so short prompts come first, and contexts grow for long ones.
     with jax.set_mesh(self.mesh):
-      # A step reads all places, so short prompts come first, and contexts grow for long ones.
       cache = cache_lib.empty(self.config, B, G, _places(encoded[chains[0][0]]), T)
-      for index in itertools.count():
+    for index in itertools.count():
+      with jax.set_mesh(self.mesh):  # not around a yield: the caller would have this mesh too
         for b in [b for b in range(B) if slots[b] is None]:
           if not queue or (queue[0][0] not in contexts and not free):
             break
@@ -173,21 +174,19 @@ class Sampler:
           return
         if max(len(sample.tokens) for _, sample in writing) == T:
           cache, T = cache_lib.lengthened(cache), 2 * T
-        state = self.state(slots, G, E)
-        last, log_probs, cache = self.decode(
-          self.weights, cache, index % T, state, last, sampling=sampling
-        )
-        tokens, log_probs = np.asarray(last), np.asarray(log_probs)
-        refuse_nan(log_probs[[b for b, _ in writing]])
-        for b, sample in writing:
-          sample.tokens.append(int(tokens[b]))
-          sample.log_probs.append(float(log_probs[b]))
-          if completion := self._completion(sample, limits, may_end):
-            slots[b] = None
-            left[sample.chain] -= 1
-            if not left[sample.chain]:
-              free.append(contexts.pop(sample.chain))
-            yield completion
+        given = (self.weights, cache, index % T, self.state(slots, G, E), last)
+        last, log_probs, cache = self.decode(*given, sampling=sampling)
+      tokens, log_probs = np.asarray(last), np.asarray(log_probs)
+      refuse_nan(log_probs[[b for b, _ in writing]])
+      for b, sample in writing:
+        sample.tokens.append(int(tokens[b]))
+        sample.log_probs.append(float(log_probs[b]))
+        if completion := self._completion(sample, limits, may_end):
+          slots[b] = None
+          left[sample.chain] -= 1
+          if not left[sample.chain]:
+            free.append(contexts.pop(sample.chain))
+          yield completion
 
   def check_length(self, longest: int) -> None:
     """Warns if the longest prompt and sample may exceed the model's context."""
