@@ -4,7 +4,6 @@ A token is encoded once, however often its growing solution is scored, and once 
 a problem that share the prefix up to it.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +22,6 @@ from prm_jax.input_pipeline import prefix_tree, token_tree
 from prm_jax.scoring import readouts
 from prm_jax.scoring.rater import UNDEFINED, undefined
 from prm_jax.scoring.scorer import Scorer
-from prm_jax.training import checkpoint
 
 # Most new tokens of a tree, unless one solution has more: memory then grows with their square.
 TREE_TOKENS = 1024
@@ -119,14 +117,6 @@ class CachedScorer:
           self._cache = cache_lib.grown(self._cache, 2 * C)
         self._cache = cache_lib.keep(self._cache, moved, (keys, values))
     self._batches = []
-
-  def facts(self) -> dict[str, Any]:
-    """Returns the settings and hashes that determine the scores, as JSON."""
-    if self.scorer.directory:
-      return {key: value for key, value in self.scorer.facts().items() if key != "model"}
-    return dataclasses.asdict(self.scorer.contract) | {
-      "weights": checkpoint.digest(self.scorer.params)
-    }
 
   def begin(self, context: int) -> None:
     """Empties a context, for the next problem."""

@@ -142,7 +142,7 @@ class Search:
   def facts(self) -> dict[str, Any]:
     """Returns the facts, apart from prompts and seeds, that determine the solutions, as JSON."""
     own = {"search": dataclasses.asdict(self.s), "writing": dataclasses.asdict(self.writing)}
-    return self.sampler.facts() | own | {"prm": self.scorer.facts()}
+    return self.sampler.facts() | own | {"prm": self.scorer.scorer.identity()}
 
   def run(self, prompts: Sequence[Prompt]) -> Iterator[Found]:
     """Searches for solutions of all prompts; yields each result as soon as it is complete.
