@@ -372,7 +372,7 @@ def evaluate(params, rows: list[token_tree.TokenTree], programs, mesh, row_lengt
   forward = lambda batch: programs.read(params, batch)
   read = batching.read(rows, [""] * len(rows), forward, mesh, row_length, merge=False)
   return {
-    "scores": [probabilities[:, 0, 1:].sum(-1).tolist() for probabilities in read],
+    "scores": [np.exp(np.float64(log_probs[:, 0, 1:])).sum(-1).tolist() for log_probs in read],
     "labels": [row.read_targets[:, 1:].sum(-1).astype(int).tolist() for row in rows],
   }
 

@@ -1,4 +1,4 @@
-"""Packs solutions into rows, runs the model on them, and returns each solution's probabilities.
+"""Packs solutions into rows, runs the model on them, and returns what it reads of each solution.
 
 Every distinct token of a problem is encoded once.
 """
@@ -28,11 +28,11 @@ def read(
   on_share: Callable[[float], None] = lambda share: None,
   journal: BatchJournal | None = None,
 ) -> list[np.ndarray]:
-  """Returns the class probabilities at each token tree's read positions, float64 `[r, K, C]`.
+  """Returns what `forward` gives at each token tree's read positions, float32 `[r, K, C]`.
 
   Args:
     problems: the problem of each tree; trees of one problem are merged into a prefix tree.
-    forward: returns class log-probabilities `[B, R, K, C]` at a batch's read positions.
+    forward: see `Rater.forward`.
     row_length: tokens of a row; doubled until the longest path of a problem fits.
     merge: False: every solution is encoded by itself, for comparison.
     on_share: called after each batch with the share of all tokens that is done.
@@ -54,9 +54,9 @@ def read(
     rows = packing.PackedRows([tree for tree, _ in merged], length)
     tokens = sum(len(token_trees[i]) for members in groups for i in members)
     part = lambda share, done=done, tokens=tokens: on_share((done + share * tokens) / total)
-    probabilities = np.exp(_run(rows, forward, mesh, part, journal).astype(np.float64))
+    found = _run(rows, forward, mesh, part, journal)
     done += tokens
-    for members, (tree, indices), values in zip(groups, merged, rows.by_tree(probabilities)):
+    for members, (tree, indices), values in zip(groups, merged, rows.by_tree(found)):
       for i, index in zip(members, indices):
         positions = index[token_trees[i].read_positions]
         out[i] = values[np.searchsorted(tree.read_positions, positions)]
@@ -70,7 +70,7 @@ def _run(
   on_share: Callable[[float], None],
   journal: BatchJournal | None,
 ) -> np.ndarray:
-  """Returns class log-probabilities, float32 `[rows, R, K, C]`.
+  """Returns what `forward` gives at the reads of all rows, float32 `[rows, R, K, C]`.
 
   To compile few programs, batches come in few sizes, and reads are padded to one of two lengths.
   """

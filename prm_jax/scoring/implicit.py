@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
@@ -30,7 +29,6 @@ from prm_jax.scoring.rewards import BETA
 from prm_jax.types import TWO_CLASSES, Batch, StepContract
 
 SEPARATOR = "\n"
-LARGEST = 700.0  # bound of a token's log-ratio: its exponential is finite in float64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +126,9 @@ class ImplicitScorer(Rater):
     """Returns P(wrong) and P(right) of steps, float64 `[steps, 1, 2]`.
 
     Args:
-      ratios: pi / pi_ref of the tokens, `[tokens, 1, 1]`.
+      ratios: log pi - log pi_ref of the tokens, `[tokens, 1, 1]`.
     """
-    reward = self.beta * np.bincount(tree.read_solutions, np.log(ratios[:, 0, 0]))
+    reward = self.beta * np.bincount(tree.read_solutions, ratios[:, 0, 0])
     return special.expit(np.stack([-reward, reward], axis=-1))[:, None]
 
   def facts(self) -> dict[str, Any]:
@@ -144,5 +142,5 @@ class ImplicitScorer(Rater):
 
 @functools.partial(jax.jit, static_argnames="mesh")
 def _log_ratios(policy: jax.Array, reference: jax.Array, *, mesh: jax.sharding.Mesh) -> jax.Array:
-  ratios = jnp.clip(policy - reference, -LARGEST, LARGEST)[..., None, None]
+  ratios = (policy - reference)[..., None, None]
   return jax.lax.with_sharding_constraint(ratios, sharding_lib.replicated(mesh))

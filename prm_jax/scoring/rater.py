@@ -61,7 +61,10 @@ class Rater(abc.ABC):
 
   @abc.abstractmethod
   def forward(self, batch: Batch) -> jax.Array:
-    """Returns class log-probabilities at a batch's read positions, `[B, R, K, C]`."""
+    """Returns class log-probabilities at a batch's read positions, `[B, R, K, C]`.
+
+    Another readout returns what its own `of_steps` takes.
+    """
 
   @abc.abstractmethod
   def facts(self) -> dict[str, Any]:
@@ -71,9 +74,9 @@ class Rater(abc.ABC):
   def identity(self) -> dict[str, Any]:
     """Returns what decides the probabilities of a batch: weights, architecture, readout."""
 
-  def of_steps(self, tree: TokenTree, probabilities: np.ndarray) -> np.ndarray:
-    """Returns the probabilities of a solution's steps, given those at its reads."""
-    return probabilities
+  def of_steps(self, tree: TokenTree, found: np.ndarray) -> np.ndarray:
+    """Returns the probabilities of a solution's steps, float64, from `forward` at its reads."""
+    return np.exp(found.astype(np.float64))
 
   def read(
     self,
