@@ -1,4 +1,4 @@
-"""Config files and the flags of scripts; the error for an unknown key names the nearest one."""
+"""Config files and the flags of scripts."""
 
 import argparse
 import dataclasses
@@ -53,26 +53,6 @@ def read(path: str, kind: type[Args] = config_lib.Experiment) -> Args:
     if unknown := re.search(pattern, text):
       text += f"; the nearest key is {config_lib.nearest(unknown[2], sections[unknown[1]])}"
     raise SystemExit(f"{exits.script()}: {text}; see configs/ for examples of config()") from error
-
-
-def _check_settings(argv: list[str]) -> None:
-  """Raises SystemExit for a setting that does not exist, or a value that is none of its choices."""
-  sections = get_type_hints(config_lib.Experiment)
-  for flag, after in zip(argv, [*argv[1:], ""]):
-    if not (setting := re.match(r"--config\.(\w+)\.(\w+)", flag)):
-      continue
-    section, key = setting.groups()
-    if section not in sections:
-      section = config_lib.nearest(section, sections)
-    elif key in (hints := get_type_hints(sections[section], include_extras=True)):
-      value = flag.partition("=")[2] if "=" in flag else after
-      allowed = config_lib.choices(hints[key])
-      if allowed and value not in allowed:
-        meant, listed = config_lib.nearest(value, allowed), ", ".join(allowed)
-        _wrong_flag(f"{setting[0]}={value}: did you mean {meant}?  One of {listed}")
-      continue
-    meant = f"--config.{section}.{config_lib.nearest(key, get_type_hints(sections[section]))}"
-    _wrong_flag(f"there is no {setting[0]}; did you mean {meant}?  --help lists them")
 
 
 def _wrong_flag(text: str) -> NoReturn:
@@ -134,7 +114,6 @@ def parse(args: type[Args], description: str | None = None) -> Args:
     file = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     file.add_argument("--config", metavar="FILE", required=not {"-h", "--help"} & set(argv))
     known, argv = file.parse_known_args(argv)
-    _check_settings(argv)
     required = [field.name for field in fields if field.default is dataclasses.MISSING]
     if known.config == "":
       _wrong_flag("--config=: an empty path: is a variable of the shell not set?")
