@@ -12,6 +12,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, Literal
@@ -130,11 +131,11 @@ def written_together() -> Iterator[Callable[..., IO]]:
     final = folder / path(name).name
     if final.exists() and not final.is_file():
       raise OSError(f"{final}: is a directory, or no plain file; give the name of a file")
-    unfinished = stack.enter_context(_unfinished(final))
+    if final.resolve() in [other.resolve() for *_, other in files]:
+      raise OSError(f"{final}: two outputs have this name; give each its own")
+    unfinished = stack.enter_context(_unfinished(final, pathlib.Path.touch))
     opener = gzip.open if compress and final.suffix == ".gz" else open
     file = stack.enter_context(opener(unfinished, mode, encoding="utf-8" if "t" in mode else None))
-    with contextlib.suppress(OSError):  # some network file systems have no locks
-      stack.enter_context(_locked(unfinished))
     files.append((file, unfinished, final))
     return file
 
@@ -154,51 +155,31 @@ def written_together() -> Iterator[Callable[..., IO]]:
 
 
 @contextlib.contextmanager
-def _unfinished(final: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields the temporary name of a file or directory; at the end deletes it if it is still there.
+def _unfinished(
+  final: pathlib.Path, make: Callable[[pathlib.Path], None]
+) -> Iterator[pathlib.Path]:
+  """Makes a file or directory with a temporary name; at the end deletes it if it is still there.
 
   First deletes the leftovers of killed processes, and puts back a directory that one moved away.
   """
   name = glob.escape(final.name)
   for left in final.parent.glob(f".{name}.*.unfinished"):
-    with contextlib.suppress(OSError), _locked(left):
-      if not _runs(left):
-        exits.delete(left)
+    with contextlib.suppress(OSError), _locked(left):  # no process writes it
+      exits.delete(left)
   for left in final.parent.glob(f".{name}.*.replaced"):
-    if not _runs(left):
-      exits.delete(left) if final.exists() else left.rename(final)
-  unfinished = final.parent.resolve() / f".{final.name}.{os.getpid()}.unfinished"
-  with exits.COMMIT:
-    if unfinished in exits.UNFINISHED:
-      raise OSError(f"{final}: two outputs have this name; give each its own")
-    try:
-      with _locked(unfinished):
-        pass
-    except BlockingIOError:  # one with this process's number, in another container
-      raise OSError(f"{final}: another process is writing it, to {unfinished}") from None
-    except OSError:  # nothing is there, or no locks are
-      pass
-    exits.delete(unfinished)
-    exits.UNFINISHED.add(unfinished)
-  try:
+    exits.delete(left) if final.exists() else left.rename(final)
+  new = final.parent.resolve() / f".{final.name}.{secrets.token_hex(4)}"
+  unfinished = new.with_name(f"{new.name}.unfinished")
+  with contextlib.ExitStack() as stack:
+    for path in (new, unfinished):
+      exits.UNFINISHED.add(path)
+      stack.callback(exits.UNFINISHED.discard, path)
+      stack.callback(exits.delete, path)
+    make(new)
+    with contextlib.suppress(OSError):  # some network file systems have no locks
+      stack.enter_context(_locked(new))
+    new.rename(unfinished)  # locked by now, so no other process deletes it
     yield unfinished
-  finally:
-    exits.delete(unfinished)
-    exits.UNFINISHED.discard(unfinished)
-
-
-def _runs(left: pathlib.Path) -> bool:
-  """Returns whether the process that a temporary name has runs here; it may not hold a lock yet."""
-  process = left.name.split(".")[-2]
-  if process == str(os.getpid()):  # in a container, also that of an earlier start
-    return left.resolve() in exits.UNFINISHED
-  try:
-    os.kill(int(process), 0)
-  except (ProcessLookupError, ValueError):
-    return False
-  except PermissionError:
-    pass
-  return True
 
 
 def refuse_inputs(
@@ -237,10 +218,7 @@ def written_directory(name: str | os.PathLike[str], replaces: str = "") -> Itera
   """
   final = refuse_existing(name, replaces)
   final.parent.mkdir(parents=True, exist_ok=True)
-  with _unfinished(final) as unfinished, contextlib.ExitStack() as stack:
-    unfinished.mkdir()
-    with contextlib.suppress(OSError):  # as for a file
-      stack.enter_context(_locked(unfinished))
+  with _unfinished(final, pathlib.Path.mkdir) as unfinished:
     yield unfinished
     replaced = unfinished.with_suffix(".replaced")
     with exits.COMMIT:
