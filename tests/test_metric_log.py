@@ -72,9 +72,9 @@ def test_every_host_warns_that_it_waits_for_data(tmp_path, monkeypatch, capsys):
     timer = metric_log.Goodput()
     for brief in (1e9, 0.01):
       monkeypatch.setattr(metric_log, "BRIEF", brief)
-      updates = metric_log.UpdateMetrics(log, timer, c.train, float, 1.0)
+      updates = metric_log.UpdateMetrics(log, timer, c.train, 1.0)
       for step in (1, 2):
-        updates.add({"loss": 1.0, "gradient_norm": 1.0})
+        updates.add({"loss": 1.0, "gradient_norm": 1.0, "learning_rate": 0.1})
         with timer.spent_on("data"):
           time.sleep(0.05)
         updates.close_record(step)

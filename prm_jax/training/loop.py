@@ -150,9 +150,8 @@ class Run:
     changed = [f"{name} {x}, now {now.get(name)}" for name, x in then.items() if x != now.get(name)]
     if changed:
       self.log.say(f"warning: other packages than those of step {self.start}: {'; '.join(changed)}")
-    rate = jax.jit(step_lib.learning_rate(c.optim, c.train.steps))
     tokens = c.train.batch_rows * c.data.row_length * self.rows.train.fill
-    self.updates = UpdateMetrics(self.log, self.goodput, c.train, rate, tokens)
+    self.updates = UpdateMetrics(self.log, self.goodput, c.train, tokens)
     self.trace = stack.enter_context(contextlib.ExitStack())  # the profiler's, while it traces
 
   def first_state(self) -> step_lib.TrainState:

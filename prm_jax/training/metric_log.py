@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -176,21 +176,13 @@ class UpdateMetrics:
   are busy with the next one.  The host stays at most `AHEAD` updates ahead of the devices.
   """
 
-  def __init__(
-    self,
-    log: Log,
-    goodput: Goodput,
-    c: config_lib.Train,
-    rate: Callable[[int], jax.Array],
-    tokens: float,
-  ):
-    """`rate` maps update i, from 0, to its learning rate; an update has `tokens` in the mean."""
-    self._log, self._goodput, self._config = log, goodput, c
-    self._rate, self._tokens = rate, tokens
+  def __init__(self, log: Log, goodput: Goodput, c: config_lib.Train, tokens: float):
+    """An update has `tokens` in the mean."""
+    self._log, self._goodput, self._config, self._tokens = log, goodput, c, tokens
     self._warned = False  # whether it has said that data is the bottleneck
     self._pending: list[dict[str, jax.Array]] = []
-    # The record to write next: its last step, that step's learning rate, and its updates.
-    self._due: tuple[int, jax.Array, list[dict[str, jax.Array]]] | None = None
+    # The record to write next: its last step and its updates.
+    self._due: tuple[int, list[dict[str, jax.Array]]] | None = None
     self._start: tuple[float, float] | None = None  # of the record: time, seconds waited for data
 
   def add(self, metrics: dict[str, jax.Array]) -> None:
@@ -205,8 +197,7 @@ class UpdateMetrics:
 
   def close_record(self, step: int) -> None:
     """Ends a record at this step; the next `add` or `write` writes it."""
-    # The rate is computed before the next update is dispatched, and not after it.
-    self._due, self._pending = (step, self._rate(step - 1), self._pending), []
+    self._due, self._pending = (step, self._pending), []
 
   def write(self) -> None:
     """Writes the record that is due, if any.
@@ -216,13 +207,13 @@ class UpdateMetrics:
     """
     if self._due is None:
       return
-    (step, *arrays), self._due = self._due, None
-    rate, values = jax.device_get(arrays)
+    (step, updates), self._due = self._due, None
+    values = jax.device_get(updates)
     means = {key: float(np.mean([update[key] for update in values])) for key in values[0]}
     start, waited = self._start
     self.restart()
     seconds, waited = self._start[0] - start, self._start[1] - waited
-    means["learning_rate"] = float(rate)
+    means["learning_rate"] = float(values[-1]["learning_rate"])  # of the last one
     means["tokens_per_second"] = len(values) * self._tokens / seconds
     means["step_seconds"] = seconds / len(values)
     means["data_wait_seconds"] = waited / len(values)

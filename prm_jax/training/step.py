@@ -104,16 +104,18 @@ def train_step(
   optimizer: optax.GradientTransformation,
   loss: config_lib.Loss,
   optim: config_lib.Optim,
+  steps: int,
   microbatches: int,
   seed: int,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Makes one optimizer update from a batch, with gradients accumulated over `microbatches`.
 
   Args:
+    steps: of the whole run, for the learning rate.
     seed: of the bootstrap weights of an ensemble's heads.
 
   Returns:
-    The next state, and mean losses (nats per target), accuracy and gradient norm.
+    The next state; and mean losses (nats per target), accuracy, gradient norm and learning rate.
   """
   # Normalised by the whole batch, so that accumulated gradients equal those of a single pass.
   weights = loss_lib.weights(batch, loss)
@@ -131,6 +133,7 @@ def train_step(
   trained = optax.apply_updates(trained, updates)
   opt_state = (trained if master else {}, opt_state)
   metrics = loss_lib.means(sums, weights) | {"gradient_norm": optax.global_norm(grads)}
+  metrics["learning_rate"] = learning_rate(optim, steps)(state.step)
   return TrainState(state.step + 1, merge(state.params, trained), opt_state), metrics
 
 
@@ -235,7 +238,7 @@ def _programs(
   start = functools.partial(begin, **rules)
   init = lambda key: start(init_params(key, config=model, head_std=head_std, **sizes))
   update = functools.partial(
-    train_step, graphdef=graphdef, microbatches=microbatches, seed=seed, **rules
+    train_step, graphdef=graphdef, steps=steps, microbatches=microbatches, seed=seed, **rules
   )
   text = loss.objective == "language_model"
   read = functools.partial(text_nll if text else read_log_probs, graphdef=graphdef)
