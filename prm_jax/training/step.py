@@ -200,7 +200,15 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
     ValueError: the rows of a batch do not divide over passes and devices, or the number of
       `loss.class_weights` is not that of the classes.
   """
-  _check_rows(c, mesh)
+  rows, passes = c.train.batch_rows, c.train.microbatches
+  devices = mesh.size // mesh.shape["tensor"]
+  if rows % (unit := passes * devices):
+    raise ValueError(
+      f"train.batch_rows={rows} must be a multiple of {unit}: rows are split over {devices} "
+      f"devices (mesh axes data and fsdp) in {passes} passes (train.microbatches); take "
+      f"--config.train.batch_rows={-(-rows // unit) * unit}, fewer passes, or a larger "
+      "--config.mesh.tensor, which splits heads"
+    )
   if c.loss.class_weights and len(c.loss.class_weights) != num_classes:
     raise ValueError(f"loss.class_weights={c.loss.class_weights}: there are {num_classes} classes")
   numbers = {
@@ -252,33 +260,6 @@ def _programs(
       update, donate_argnums=0, out_shardings=(shardings, everywhere), compiler_options=options
     ),
     read=jax.jit(read, out_shardings=everywhere, compiler_options=options),
-  )
-
-
-def _check_rows(c: config_lib.Experiment, mesh: Mesh) -> None:
-  """Raises ValueError, with settings that work, if passes x devices do not divide the rows."""
-  rows, passes = c.train.batch_rows, c.train.microbatches
-  chips = mesh.shape["data"] * mesh.shape["fsdp"]
-  unit = passes * chips
-  if rows % unit == 0:
-    return
-  more = -(-rows // unit) * unit
-  remedies = [f"--config.train.batch_rows={more}"]
-  if not c.train.epochs:  # epochs set the steps
-    steps = -(-c.train.steps * rows // more)
-    remedies[0] += f" and --config.train.steps={steps} (as many rows in all)"
-  if passes > 1 and rows % chips == 0:
-    remedies.append("--config.train.microbatches=1")
-  # Devices that another axis can have: those of an axis that takes all remaining ones.
-  free = max(mesh.shape[axis] if getattr(c.mesh, axis) == -1 else 1 for axis in ("data", "fsdp"))
-  for tensor in (2**i for i in range(1, free.bit_length())):
-    if free % tensor == 0 and rows % (unit // tensor) == 0:
-      remedies.append(f"--config.mesh.tensor={mesh.shape['tensor'] * tensor} (heads over chips)")
-      break
-  raise ValueError(
-    f"train.batch_rows={rows} must be a multiple of {unit}: rows are split over {chips} devices "
-    f"(mesh axes data and fsdp) in {passes} passes (train.microbatches); take "
-    f"{', or '.join(remedies)}, or fewer devices"
   )
 
 
