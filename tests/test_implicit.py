@@ -215,11 +215,18 @@ def samples(arithmetic_data, tmp_path):
   return write_lines(tmp_path / "samples.jsonl", lines)
 
 
-def test_score_py_scores_with_two_language_models(models, samples, tmp_path):
-  """score.py keeps each line's keys, adds the scores, and names both models in the contract."""
+def test_score_py_scores_with_two_language_models(models, samples, tmp_path, monkeypatch):
+  """score.py keeps each line's keys, adds the scores, and names both models in the contract.
+
+  The files of each model, which may have gigabytes, are hashed once.
+  """
+  hashed, hashes = [], scorer_lib.file_hashes
+  record = lambda directory: hashed.append(directory.name) or hashes(directory)
+  monkeypatch.setattr(scorer_lib, "file_hashes", record)
   out = tmp_path / "scored.jsonl"
   flags = (f"--model={models / 'policy'}", f"--reference={models / 'base'}", "--beta=0.2")
   call_script("score.py", "--readout=implicit", *flags, f"--input={samples}", f"--output={out}")
+  assert hashed == ["policy", "base"]
   before, after = (read_lines(p) for p in (samples, out))
   own = ImplicitScorer.load(models / "policy", models / "base", 0.2)
   found = own.probabilities([(each["problem"], each["steps"]) for each in before])

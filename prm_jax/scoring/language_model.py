@@ -80,8 +80,11 @@ class LanguageModel:
     """Returns the directory, and a run's step or the sha256 of a public model's files."""
     if self.step is not None:
       return {"directory": self.source, "step": self.step}
-    hashes = scorer.file_hashes(pathlib.Path(self.source))
-    return {"directory": self.source, "sha256": hashes, "dtype": self.config.dtype}
+    return {"directory": self.source, "sha256": self.hashes, "dtype": self.config.dtype}
+
+  @functools.cached_property
+  def hashes(self) -> dict[str, str]:
+    return scorer.file_hashes(pathlib.Path(self.source))
 
   def identity(self) -> dict[str, Any]:
     """Returns what decides the log-probabilities: weights and architecture."""
