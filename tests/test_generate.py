@@ -555,7 +555,7 @@ def test_generate_py_samples_from_a_run_on_text(tmp_path, text_run, sampled):
   """generate.py samples from a run on text, with log-probabilities, and grade.py reads the file."""
   _, out, printed = sampled(22)
   assert "66 samples" in printed
-  assert Sampler.load(text_run, run=True).facts()["step"] == 2
+  assert Sampler.load(text_run).facts()["step"] == 2
   lines = read_lines(out)
   assert [line["problem"] for line in lines] == [f"{i}+1" for i in range(22) for _ in range(3)]
   assert all(line["logprob"] < 0 and 1 <= line["tokens"] <= 32 for line in lines)

@@ -260,10 +260,12 @@ def test_wrong_flags_of_score_py_are_errors(models, samples, tmp_path):
 
 
 def test_a_classifier_is_no_language_model(models, tmp_path):
-  """A model with a class head, which predicts no text, is refused as policy."""
+  """A model with a class head, which predicts no text, is refused as policy; so is a wrong path."""
   tiny.public(tmp_path / "prm", 320, models / "policy" / "tokenizer.model", head=True)
   with pytest.raises(ValueError, match="prm: a classifier, which predicts no text"):
     ImplicitScorer.load(tmp_path / "prm", models / "base")
+  with pytest.raises(FileNotFoundError, match=r"none: neither a model's config.json nor a run's"):
+    ImplicitScorer.load(tmp_path / "none", models / "base")
 
 
 def test_runs_of_train_py_on_text_are_policy_and_reference(text_run, monkeypatch):

@@ -271,7 +271,7 @@ def test_labels_do_not_depend_on_the_batch_or_on_other_problems(text_run, tmp_pa
   """A problem alone, or in batches of another size, gets the same rollouts and labels."""
   s = Settings(labels="counts", rollouts=2)
   problems = lambda: solved(each=2)[0][:3]
-  few, many = (Sampler.load(text_run, batch=batch, run=True) for batch in (3, 32))
+  few, many = (Sampler.load(text_run, batch=batch) for batch in (3, 32))
   lines = annotated(few, problems(), s, tmp_path)
   assert annotated(many, problems(), s, tmp_path) == lines
   assert annotated(few, problems()[1:2], s, tmp_path) == lines[2:4]

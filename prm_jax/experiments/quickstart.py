@@ -94,4 +94,4 @@ class QuickStartStudy(Study):
       data = dataclasses.replace(c.data, directory="", **texts)
       loss = Loss(objective="language_model")
       loop.run(dataclasses.replace(c, data=data, loss=loss), workdir)
-    return Sampler.load(workdir, run=True)
+    return Sampler.load(workdir)

@@ -80,8 +80,7 @@ class Generator(config_lib.Checked):
       key = os.environ.get("OPENAI_API_KEY", "")
       tokenizer = tokenizers.load(self.model) if self.model else None
       return Server(self.url, self.served_model, self.concurrency, key, tokenizer, chat)
-    directory, run = self.model or self.checkpoint, bool(self.checkpoint)
-    return Sampler.load(directory, self.dtype, self.batch, self.tensor, run)
+    return Sampler.load(self.model or self.checkpoint, self.dtype, self.batch, self.tensor)
 
   def maker(self, tokenizer) -> Callable:
     """Returns the function that makes a prompt from a problem and a seed."""

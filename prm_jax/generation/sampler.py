@@ -73,27 +73,20 @@ class Sampler:
     dtype: str = "float32",
     batch: int = 64,
     tensor: int = 1,
-    run: bool = False,
   ) -> Self:
-    """Loads a public or exported language model, or the newest checkpoint of a run on text.
+    """Loads a language model as `LanguageModel.load`, a run's newest checkpoint.
 
     Args:
-      dtype: of a public or exported model.
       tensor: devices of this host that share a copy of the model.
-      run: whether the directory is a work directory of train.py.
 
     Raises:
-      ValueError, OSError: as `LanguageModel.of_directory` or `of_run`; or `tensor` does not divide
-        the devices.
+      ValueError, OSError: as `LanguageModel.load`; or `tensor` does not divide the devices.
     """
     devices = jax.local_devices()
     if len(devices) % tensor:
       raise ValueError(f"--tensor={tensor} does not divide the {len(devices)} devices of this host")
     mesh = sharding_lib.make_mesh(config_lib.Mesh(data=-1, fsdp=1, tensor=tensor), devices)
-    if run:
-      model = LanguageModel.of_run(directory, mesh)
-    else:
-      model = LanguageModel.of_directory(directory, mesh, dtype)
+    model = LanguageModel.load(directory, mesh, dtype)
     ends = frozenset(_end_tokens(pathlib.Path(directory)) | {model.tokenizer.eos_id} - {None})
     return cls.of(model.params, model.config, model.tokenizer, ends, mesh, batch, model.step)
 

@@ -40,19 +40,22 @@ class LanguageModel:
     dtype: str = "float32",
     step: str | int = "latest",
   ) -> Self:
-    """Loads `of_directory` if `place` has a config.json, otherwise `of_run`."""
-    if (pathlib.Path(place) / "config.json").is_file():
-      if step != "latest":
-        raise ValueError(f"--step={step}: {place} is a public model, which has no steps")
-      return cls.of_directory(place, mesh, dtype)
-    return cls.of_run(place, mesh, step)
+    """Loads a public or exported model, if `place` has a config.json, otherwise a run on text.
 
-  @classmethod
-  def of_directory(
-    cls, directory: str | pathlib.Path, mesh: jax.sharding.Mesh, dtype: str = "float32"
-  ) -> Self:
-    """Loads a public or exported model; ValueError or OSError if it is no language model."""
-    directory = pathlib.Path(directory)
+    Args:
+      dtype: of a public or exported model's parameters and activations.
+      step: of a run's checkpoint, as in `Scorer.load`.
+
+    Raises:
+      ValueError, OSError: there is no language model, or a public one and a step.
+    """
+    directory = pathlib.Path(place)
+    if not (directory / "config.json").is_file():
+      if not (storage.path(place) / "checkpoints").is_dir():
+        raise FileNotFoundError(f"{place}: neither a model's config.json nor a run's checkpoints/")
+      return cls._of_run(place, mesh, step)
+    if step != "latest":
+      raise ValueError(f"--step={step}: {place} is a public model, which has no steps")
     config, tokenizer = families.read(directory), tokenizers.load(directory)
     if "score.weight" in weights.tensors(directory):
       raise ValueError(f"{directory}: a classifier, which predicts no text")
@@ -62,10 +65,7 @@ class LanguageModel:
     return cls(str(directory), tokenizer, config, config.vocab_size, params)
 
   @classmethod
-  def of_run(
-    cls, workdir: str | storage.Path, mesh: jax.sharding.Mesh, step: str | int = "latest"
-  ) -> Self:
-    """Loads a checkpoint of train.py on text; ValueError or FileNotFoundError if there is none."""
+  def _of_run(cls, workdir: str | storage.Path, mesh: jax.sharding.Mesh, step: str | int) -> Self:
     about, tokenizer = scorer.newest(workdir)
     if about.contract.objective != "language_model":
       raise ValueError(
