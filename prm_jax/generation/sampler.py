@@ -64,7 +64,6 @@ class Sampler:
   mesh: jax.sharding.Mesh
   batch: int = 64  # slots
   step: int | None = None  # of the checkpoint; None: of a public model
-  tpu: config_lib.Tpu = config_lib.Tpu()
 
   @classmethod
   def load(
@@ -167,7 +166,7 @@ class Sampler:
           return
         if max(len(sample.tokens) for _, sample in writing) == T:
           cache, T = cache_lib.lengthened(cache), 2 * T
-        given = (self.weights, cache, index % T, self.state(slots, G, E), last)
+        given = (self.weights, cache, index % T, slots_of(slots, G, E), last)
         last, log_probs, cache = self.decode(*given, sampling=sampling)
       tokens, log_probs = np.asarray(last), np.asarray(log_probs)
       refuse_nan(log_probs[[b for b, _ in writing]])
@@ -200,19 +199,6 @@ class Sampler:
         "the embedding"
       )
     return ids
-
-  def state(self, slots: Sequence[_Sample | None], G: int, E: int) -> Slots:
-    """Returns the input of `decode`, of G contexts with at most E slots each."""
-    members, count = np.full((G, E), len(slots), np.int32), [0] * G
-    tokens, seen, own_length, seed, number = np.zeros((5, len(slots)), np.int32)
-    for b, sample in enumerate(slots):
-      if sample is None:
-        continue
-      members[sample.group, count[sample.group]] = b
-      count[sample.group] += 1
-      tokens[b], seen[b] = sample.prompt_tokens[-1], len(sample.prompt_tokens) - 1
-      own_length[b], seed[b], number[b] = len(sample.tokens), sample.seed, sample.sample
-    return Slots(tokens, seen, own_length, members, seed, number, place=own_length)
 
   def _completion(
     self, sample: _Sample, limits: Limits, may_end: Callable[[int], bool]
@@ -255,12 +241,27 @@ class Sampler:
 
   @functools.cached_property
   def decode(self):
-    """The compiled program of a decoding step: see `_decode`."""
-    return _decode(self.config, self.tpu, self.mesh.devices.flat[0])
+    """The compiled program of a decoding step."""
+    return decoding_step(self.config, config_lib.Tpu(), self.mesh.devices.flat[0])
+
+
+def slots_of(samples: Sequence[_Sample | None], G: int, E: int) -> Slots:
+  """Returns the input of a decoding step, of G contexts with at most E slots each."""
+  members, count = np.full((G, E), len(samples), np.int32), [0] * G
+  tokens, seen, own_length, seed, number = np.zeros((5, len(samples)), np.int32)
+  for b, sample in enumerate(samples):
+    if sample is None:
+      continue
+    members[sample.group, count[sample.group]] = b
+    count[sample.group] += 1
+    tokens[b], seen[b] = sample.prompt_tokens[-1], len(sample.prompt_tokens) - 1
+    own_length[b], seed[b], number[b] = len(sample.tokens), sample.seed, sample.sample
+  return Slots(tokens, seen, own_length, members, seed, number, place=own_length)
 
 
 @functools.lru_cache(8)  # samplers of one architecture share the compiled program
-def _decode(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
+def decoding_step(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
+  """Returns the compiled function `decode`, below, for such a device."""
   options = compiler_options.of(tpu, device)
 
   @functools.partial(

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 
 from prm_jax.generation import cache as cache_lib
-from prm_jax.generation import cached_decoder
-from prm_jax.generation.sampler import Sampler
+from prm_jax.generation import cached_decoder, sampler
 from prm_jax.generation.sampling import Sampling
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
@@ -37,16 +36,16 @@ def compiled_report(job: compilation.Job, B: int, C: int, T: int) -> dict[str, A
   with progress.waiting(f"describing {job.topology}"):
     mesh = sharding_lib.make_mesh(c.mesh, job.devices())
   params = decoder.abstract_params(model, vocab_size, 2, mesh)
-  engine = Sampler({}, model, None, frozenset(), mesh, B, tpu=c.tpu)
   G, start = min(-(-B // SAMPLES) + 2, B), time.perf_counter()
   with jax.set_mesh(mesh), progress.waiting(f"compiling a step for {mesh.size} chip(s)"):
     weights = _abstract(functools.partial(cached_decoder.prepare, c=model), params)
     cache = _abstract(lambda: cache_lib.empty(model, B, G, C, T))
     inputs = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_lib.replicated(mesh)),
-      (np.int32(0), engine.state([None] * B, G, SAMPLES), np.zeros(B, np.int32)),
+      (np.int32(0), sampler.slots_of([None] * B, G, SAMPLES), np.zeros(B, np.int32)),
     )
-    lowered = engine.decode.lower(weights, cache, *inputs, sampling=Sampling(0.8))
+    decode = sampler.decoding_step(model, c.tpu, mesh.devices.flat[0])
+    lowered = decode.lower(weights, cache, *inputs, sampling=Sampling(0.8))
     compiled, gib = compilation.memory_of(lowered)
   program = hlo.read(compiled.as_text())
   # A step is a batch of B rows of one token each, which attends to C + T / 2 others.
