@@ -188,7 +188,7 @@ def load(args: Args) -> tuple[Any, dict[str, Any]]:
   with progress.waiting(f"loading {args.name}"):
     scorer = args.load(args.benchmark)
   contract = scorer.contract
-  how = {"path": args.name, "checkpoint_step": scorer.step, "dtype": scorer.dtype}
+  how = {"path": args.name, "checkpoint_step": scorer.step, "dtype": scorer.config.dtype}
   how |= dataclasses.asdict(contract) | {"prompt": scorer.layout}
   distributed.check_same({"model": how})
   print(f"steps end with {contract.described_separator}", file=sys.stderr)

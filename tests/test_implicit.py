@@ -190,7 +190,7 @@ def test_the_context_length_is_that_of_the_shorter_model():
     models = zip((scorer.policy, scorer.reference), lengths)
     configs = [(x, dataclasses.replace(x.config, context_length=n)) for x, n in models]
     policy, reference = (dataclasses.replace(x, config=config) for x, config in configs)
-    return dataclasses.replace(scorer, policy=policy, reference=reference).context_length
+    return dataclasses.replace(scorer, policy=policy, reference=reference).config.context_length
 
   assert [context_length(0, 0), context_length(0, 9), context_length(7, 9)] == [0, 9, 7]
 

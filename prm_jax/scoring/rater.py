@@ -45,16 +45,6 @@ class Rater(abc.ABC):
   journal: BatchJournal | None  # the batches that are done, of a run that resumes
   layout: str  # how a solution is laid out, for people
 
-  @property
-  def dtype(self) -> str:
-    """The dtype of the activations."""
-    return self.config.dtype
-
-  @property
-  def context_length(self) -> int:
-    """The longest context in tokens that the model was made for; 0: unknown."""
-    return self.config.context_length
-
   @abc.abstractmethod
   def lay_out(self, problem: str, steps: Sequence[str]) -> TokenTree:
     """Returns a solution's tokens and read positions; ValueError if it cannot be laid out."""
@@ -111,10 +101,10 @@ class Rater(abc.ABC):
       raise ValueError(f"a solution of {len(tree)} tokens; at most {MAX_TOKENS} can be scored")
     if (highest := tree.tokens.max()) >= self.vocab_size:
       raise ValueError(f"token {highest} is beyond the embedding's {self.vocab_size} rows")
-    if 0 < self.context_length <= tree.positions.max():
+    if 0 < (most := self.config.context_length) <= tree.positions.max():
       warnings.warn(
-        f"a solution is longer than the model's context of {self.context_length:,} tokens; its "
-        "probabilities may mean nothing",
+        f"a solution is longer than the model's context of {most:,} tokens; its probabilities may "
+        "mean nothing",
         stacklevel=2,
       )
     return tree

@@ -168,7 +168,7 @@ class Scorer(Rater):
     if self.head:
       facts |= {"readout": self.contract.recipe, "prompt": self.readout.prompt}
       facts["tokens"] = dict(self.readout.tokens)
-    return facts | {"dtype": self.dtype}
+    return facts | {"dtype": self.config.dtype}
 
   def identity(self) -> dict[str, Any]:
     if self.directory:
