@@ -43,7 +43,7 @@ setuptools.setup(
   entry_points={"console_scripts": ["prm-jax=prm_jax.__main__:run"]},
   package_data={
     "prm_jax": ["py.typed"],
-    "prm_jax.datasets": ["*/*.md", "*/*.tsv", "*/*.bib"],
+    "prm_jax.datasets": ["*.tsv", "*/*.md", "*/*.tsv", "*/*.bib"],
     "prm_jax.evaluation": ["*.html", "page/*.html", "page/*.css", "page/*.js"],
     "prm_jax.experiments": ["*.html"],
   },

@@ -5,8 +5,8 @@
   python scripts/prepare_data.py --dataset=arithmetic --arithmetic.seed=1 --output=data/arithmetic
 
 stepwise reads labelled steps of any source: TRL's rows (prompt, completions, labels), tagged text
-of Math-Shepherd, or problem, steps, labels; docs/data.md describes the forms.  evaluate.py judges
-models on process_bench and prm_bench, and also reads their published files.
+of Math-Shepherd, or problem, steps, labels; docs/data.md describes the forms.  process_bench,
+prm_bench (evaluate.py judges models on them) and math_splits are checked and copied as they are.
 
 Without --source the script downloads the files (prm800k: 477 MB, kept in --download_dir) and
 verifies those that have published checksums, all but process_bench's.  The full PRM800K (101,599
@@ -75,7 +75,7 @@ def main() -> None:
   print(table(manifest))
   if warning := one_sided(manifest, args.stepwise.test_share):
     print(warning, file=sys.stderr)
-  print(f"dataset    {args.output / manifest['data']}")
+  print(f"dataset    {args.output / manifest.get('data', '')}")
   print(f"manifest   {args.output / MANIFEST}")
   if args.dataset == "arithmetic":
     print(f"candidates {args.output / arithmetic.CANDIDATES}")

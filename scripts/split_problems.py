@@ -23,15 +23,12 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prm_jax import config as config_lib
-from prm_jax.datasets import download
-from prm_jax.runtime import command_line, storage
+from prm_jax.datasets import download, math_splits
+from prm_jax.runtime import command_line, json_lines, storage
 from prm_jax.types import problem_key
-
-if TYPE_CHECKING:
-  from prm_jax.datasets import math_splits
 
 TRAIN = ("data/phase1_train.jsonl", "data/phase2_train.jsonl")
 
@@ -52,12 +49,9 @@ def main() -> None:
   args = command_line.parse(Args, __doc__)
   if args.training is not None and not args.source:
     raise ValueError("--training limits the problems of PRM800K's records: give their --source=DIR")
-  from prm_jax.datasets import math_splits  # imports TFDS
-
-  file = math_splits.FILES["test"]
   path = args.source and math_splits.find_test(args.source)
-  path = path or download.fetch(math_splits.Builder, [file], args.source, args.download_dir)[file]
-  test = [*math_splits.read_problems(path)]
+  path = path or math_splits.test_file(args.source, args.download_dir)
+  test = [problem for _, problem in json_lines.structs(path, math_splits.Problem)]
   others = solved(args.source, {problem_key(each.problem) for each in test}) if args.source else []
   chosen = [each for each in test if not args.levels or each.level in args.levels]
   if len(chosen) < 2:
@@ -108,7 +102,7 @@ def solved(source: pathlib.Path, excluded: Collection[str]) -> list[dict[str, An
   return [*problems.values()]
 
 
-def halves(problems: Sequence["math_splits.Problem"], seed: int) -> tuple[list[dict], list[dict]]:
+def halves(problems: Sequence[math_splits.Problem], seed: int) -> tuple[list[dict], list[dict]]:
   """Returns two halves of the problems of each level, as lines of generate.py.
 
   Every prefix of a half has the levels in proportion, so a caller may take fewer problems.

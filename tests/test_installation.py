@@ -179,7 +179,7 @@ def test_the_light_install_suffices(installed, tmp_path):
 @pytest.mark.parametrize(
   ("script", "flag", "package", "extra"),
   [
-    ("split_problems.py", "--output=unused", "tensorflow_datasets", "train"),
+    ("prepare_data.py", "--output=unused", "tensorflow_datasets", "train"),
     ("serve.py", "--checkpoint=none", "aiohttp", "serve"),
   ],
 )

@@ -584,7 +584,7 @@ def test_data_is_checked_before_a_model_is_loaded(tmp_path, scored_lines):
   for flags, message in (
     ([process, f"--data_dir={path}"], "scored.jsonl: a file: give the folder"),
     ([process, f"--data_dir={tmp_path / 'none'}"], "none: no such folder"),
-    ([process, f"--data_dir={empty}"], "gsm8k.jsonl, math.jsonl, olympiadbench.jsonl, omnimath"),
+    ([process, f"--data_dir={empty}"], "gsm8k.json, math.json, olympiadbench.json, omnimath"),
     ([f"--data_dir={folder}"], "data of process_bench: give --benchmark=process_bench"),
     ([process, f"--data_dir={steps}"], "data of stepwise: give --benchmark=prm800k"),
     ([process, f"--data_dir={folder}", "--split=math"], "no solution of --split=math"),
@@ -620,12 +620,12 @@ def test_prepared_benchmarks_equal_published_files(tmp_path, scored_lines):
     (raw / f"{group}.{'json' if group == 'math' else 'jsonl'}").write_text(text)
   flags = ("--dataset=process_bench", f"--source={raw}", f"--output={tmp_path / 'out'}")
   call_script("prepare_data.py", *flags)
-  assert process_bench_data.read(raw) == process_bench_data.read(tmp_path / "out")
-  unknown = {"id": "math-0", "problem": "p", "steps": ["s"], "label": -1}
-  (tmp_path / "unknown").mkdir()
-  write_lines(tmp_path / "unknown" / "math.jsonl", [unknown])
-  with pytest.raises(BadLine, match=r'math\.jsonl:1: no "final_answer_correct"'):
-    prepare.prepare_benchmark(tmp_path / "c", "process_bench", source=tmp_path / "unknown")
+  read = process_bench_data.BENCHMARK.read
+  assert read(raw) == read(tmp_path / "out")
+  (tmp_path / "bad").mkdir()
+  write_lines(tmp_path / "bad" / "math.jsonl", [{"id": "math-0", "problem": "p", "label": -1}])
+  with pytest.raises(BadLine, match=r'bad/math\.jsonl:1: no "steps"'):
+    prepare.prepare_benchmark(tmp_path / "c", "process_bench", source=tmp_path / "bad")
   folder = tmp_path / "lines"
   folder.mkdir()
   row = prm_bench_line("redundency", [2], original_process=["x", "y"], modified_process=["x", ""])
@@ -639,7 +639,8 @@ def test_prepared_benchmarks_equal_published_files(tmp_path, scored_lines):
 def test_files_without_a_published_checksum_are_downloaded_once(tmp_path, monkeypatch, served):
   """ProcessBench's arrays are downloaded once, and the manifest says that no checksum is known."""
   folder, url = served
-  monkeypatch.setattr(process_bench_data.Builder, "BASE_URL", url)
+  benchmark = dataclasses.replace(process_bench_data.BENCHMARK, BASE_URL=url)
+  monkeypatch.setitem(prepare.BENCHMARKS, "process_bench", benchmark)
   for name in ("gsm8k", "math", "olympiadbench", "omnimath"):
     row = {"problem": "p", "steps": ["a"], "label": -1, "final_answer_correct": True}
     rows = [row | {"id": f"{name}-{i}"} for i in range(2)]
@@ -648,7 +649,7 @@ def test_files_without_a_published_checksum_are_downloaded_once(tmp_path, monkey
     options = {"source": None, "download_dir": tmp_path / "downloads"}
     manifest = prepare.prepare_benchmark(output, "process_bench", **options)
     assert manifest["source"]["math.json"]["is_upstream"] is None
-    assert [each.id for each in process_bench_data.read(output)][2:4] == ["math-0", "math-1"]
+    assert [each.id for each in benchmark.read(output)][2:4] == ["math-0", "math-1"]
     (folder / "math.json").unlink(missing_ok=True)
   assert (tmp_path / "downloads" / "process_bench" / "math.json").is_file()
 

@@ -1,7 +1,8 @@
 """Finds the files of a public dataset in a local folder, or downloads and verifies them.
 
-`builder` below is a TFDS builder or its class.  Its files lie below `builder.BASE_URL`.  TFDS reads
-their sizes and SHA-256 from the `checksums.tsv` beside the builder into `builder.url_infos`.
+`builder` below is a TFDS builder or its class, or a `benchmarks.Benchmark`.  Its files lie below
+`builder.BASE_URL`, and `builder.url_infos` has their sizes and SHA-256, if published: TFDS reads
+them from the `checksums.tsv` beside the builder.
 """
 
 import datetime
@@ -12,7 +13,7 @@ import shutil
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prm_jax.runtime import storage
@@ -131,7 +132,7 @@ def _published(builder: Any, file: str) -> Any | None:
   return (builder.url_infos or {}).get(builder.BASE_URL + file)
 
 
-def describe(builder: Any) -> dict[str, dict[str, Any]]:
+def describe(builder: Any, paths: Mapping[str, pathlib.Path]) -> dict[str, dict[str, Any]]:
   """Returns each file's path, size, sha256 and `is_upstream` (None: no published checksum)."""
   return {
     file: {
@@ -140,5 +141,5 @@ def describe(builder: Any) -> dict[str, dict[str, Any]]:
       "sha256": (sha256 := storage.sha256_of(path)),
       "is_upstream": (info := _published(builder, file)) and sha256 == info.checksum,
     }
-    for file, path in builder.paths.items()
+    for file, path in paths.items()
   }

@@ -6,7 +6,9 @@ import functools
 import io
 import json
 import pathlib
+import shutil
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -88,13 +90,13 @@ def prepare_prm800k(
     )
     manifest |= _build(builder, None if source else download_dir, beam)
     test_file = _test_file(source, download_dir)
-    problems = math_splits.read_problems(test_file) if test_file else ()
+    problems = json_lines.structs(test_file, math_splits.Problem) if test_file else ()
     bad = builder.skipped
-    manifest["source"] = download.describe(builder)
+    manifest["source"] = download.describe(builder, builder.paths)
     manifest["test_problems_from"] = str(test_file) if test_file else None
     manifest["bad_records"] = _bad_records(bad)
     skipped = {split: len(messages) for split, messages in bad.items()}
-    manifest |= summarize(builder, recipe, {p.problem for p in problems}, skipped)
+    manifest |= summarize(builder, recipe, {p.problem for _, p in problems}, skipped)
   return manifest
 
 
@@ -150,9 +152,7 @@ def prepare_stepwise(
 
 
 BENCHMARKS = {
-  "math_splits": math_splits.Builder,
-  "process_bench": process_bench.Builder,
-  "prm_bench": prm_bench.Builder,
+  each.BENCHMARK.name: each.BENCHMARK for each in (math_splits, process_bench, prm_bench)
 }
 
 
@@ -164,12 +164,15 @@ def prepare_benchmark(
   overwrite: bool = False,
   download_dir: str | pathlib.Path = download.DOWNLOADS,
 ) -> dict[str, Any]:
-  """Writes one of `BENCHMARKS`; a local `source` may hold only some of its files."""
+  """Checks and copies one of `BENCHMARKS`; a local `source` may hold only some of its files."""
+  benchmark, sizes = BENCHMARKS[name], Counter()
   with new_dataset(output, overwrite, source, download_dir) as (temporary, manifest):
-    builder = BENCHMARKS[name](source=source, data_dir=temporary)
-    manifest |= _build(builder, None if source else download_dir)
-    sizes = {split: info.num_examples for split, info in builder.info.splits.items()}
-    manifest["source"] = download.describe(builder)
+    paths = benchmark.paths(source, download_dir)
+    for path in Progress(paths.values(), desc="checking", unit="files", leave=False):
+      split = benchmark.split or path.name.partition(".")[0]
+      sizes[split] += sum(1 for _ in json_lines.structs(path, benchmark.line))
+      shutil.copyfile(path, temporary / path.name)
+    manifest |= {"dataset": name, "source": download.describe(benchmark, paths)}
     manifest["splits"] = {split: {"rows": {"read": n, "kept": n}} for split, n in sizes.items()}
   return manifest
 
@@ -279,10 +282,9 @@ def _test_file(
   source: str | pathlib.Path | None, download_dir: str | pathlib.Path
 ) -> pathlib.Path | None:
   """Finds upstream's list of test problems in or beside a local source, or downloads it."""
-  file = math_splits.FILES["test"]
   if source is None:
-    return download.fetch(math_splits.Builder, [file], None, download_dir)[file]
+    return math_splits.test_file(None, download_dir)
   if path := math_splits.find_test(source):
     return path
-  print(f"warning: no {file} in or beside {source}", file=sys.stderr)
+  print(f"warning: no {math_splits.TEST_FILE} in or beside {source}", file=sys.stderr)
   return None

@@ -37,7 +37,7 @@ def labelled(solution: process_bench.Solution) -> Labelled:
 
 def read(directory: str | pathlib.Path) -> list[Labelled]:
   """Returns the solutions of all subsets."""
-  return [labelled(solution) for solution in process_bench.read(directory)]
+  return [labelled(solution) for solution in process_bench.BENCHMARK.read(directory)]
 
 
 def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:

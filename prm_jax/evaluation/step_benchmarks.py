@@ -47,7 +47,7 @@ def read(
   """
   manifest = directory / MANIFEST
   made = str(json_lines.document_or_empty(manifest).get("dataset"))
-  if not manifest.is_file() and name == "prm800k" and process_bench_data.files(directory):
+  if not manifest.is_file() and name == "prm800k" and process_bench_data.find(directory):
     made = "process_bench"
   if (fits := BENCHMARKS.get(made, name)) != name:
     raise ValueError(f"{directory}: data of {made}: give --benchmark={fits}")

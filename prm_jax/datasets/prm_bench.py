@@ -1,4 +1,7 @@
-"""PRMBench (Song et al. 2025, arXiv:2501.03124) as a TFDS dataset."""
+"""PRMBench (Song et al. 2025, arXiv:2501.03124): 6,216 solutions with errors of eight classes.
+
+github.com/ssmisya/PRMBench, Apache-2.0.
+"""
 
 import dataclasses
 import pathlib
@@ -7,11 +10,15 @@ from typing import TypeVar
 
 import msgspec
 
-from prm_jax.datasets import download, stored
+from prm_jax.datasets.benchmarks import Benchmark, Steps, url_infos
 from prm_jax.runtime import json_lines
 
 CORRECT = "correct"  # class of the original solutions
 WITH_ORIGINAL = "redundency"  # upstream takes original solutions from this class, and spells it so
+BASE_URL = (
+  "https://raw.githubusercontent.com/ssmisya/PRMBench/a1ae4eab803e14c4c6316bf89d1679b0486faa8c/"
+  "mr_eval/tasks/prmtest_classified/data/"
+)
 T = TypeVar("T")
 
 
@@ -22,9 +29,9 @@ class Line(msgspec.Struct):
   classification: json_lines.Text
   original_question: json_lines.Text
   modified_question: json_lines.Text
-  original_process: stored.Steps
-  modified_process: stored.Steps
-  error_steps: list[stored.Int32]  # from 1; a few are beyond the last step
+  original_process: Steps
+  modified_process: Steps
+  error_steps: list[int]  # from 1; a few are beyond the last step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,29 +46,14 @@ class Solution:
   wrong: frozenset[int]  # indices of wrong steps, from 0
 
 
-class Builder(stored.BenchmarkBuilder):
-  """The lines of PRMBench, in one split.  `source` is a folder of such .jsonl files."""
-
-  BASE_URL = (
-    "https://raw.githubusercontent.com/ssmisya/PRMBench/a1ae4eab803e14c4c6316bf89d1679b0486faa8c/"
-    "mr_eval/tasks/prmtest_classified/data/"
-  )
-  LINE = Line
-
-  def _split_generators(self, dl_manager):
-    if self.source is None:
-      files = [url.removeprefix(self.BASE_URL) for url in self.url_infos]
-      self.paths = download.fetch(self, files, None, dl_manager.download_dir / self.name)
-    else:
-      self.paths = {path.name: path for path in _local(self.source)}
-    return {"test": self._generate_examples(self.paths.values())}
-
-
-def _local(source: str | pathlib.Path) -> list[pathlib.Path]:
-  """Returns a folder's .jsonl files, sorted by name; FileNotFoundError if it has none."""
-  if not (paths := sorted(download.folder(source).glob("*.jsonl"))):
-    raise FileNotFoundError(f"{source}: no file of PRMBench: expected .jsonl files")
-  return paths
+BENCHMARK = Benchmark(
+  "prm_bench",
+  BASE_URL,
+  [url.removeprefix(BASE_URL) for url in url_infos() if url.startswith(BASE_URL)],
+  Line,
+  lambda folder: sorted(folder.glob("*.jsonl")),
+  split="test",
+)
 
 
 def solutions(rows: Iterable[tuple[T, Line]]) -> Iterator[tuple[T, Solution]]:
@@ -85,6 +77,5 @@ def solutions(rows: Iterable[tuple[T, Line]]) -> Iterator[tuple[T, Solution]]:
 
 
 def read(directory: str | pathlib.Path) -> list[Solution]:
-  """Returns all solutions of a folder: prepare_data.py's output, or the published files."""
-  lines = stored.read(directory, Line, _local)
-  return [solution for _, solution in solutions(enumerate(lines))]
+  """Returns all solutions of a folder."""
+  return [solution for _, solution in solutions(enumerate(BENCHMARK.read(directory)))]

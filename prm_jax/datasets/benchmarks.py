@@ -1,0 +1,66 @@
+"""Published benchmarks: files of JSON lines, upstream's or those of a folder.
+
+prepare_data.py checks and copies them; nothing is converted, so its output is such a folder too.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from prm_jax.datasets import download
+from prm_jax.runtime import json_lines
+
+CHECKSUMS = pathlib.Path(__file__).with_name(
+  "checksums.tsv"
+)  # of the files that have published ones
+Steps = Annotated[list[str], msgspec.Meta(min_length=1)]
+
+
+class Info(NamedTuple):
+  size: int
+  checksum: str  # SHA-256
+
+
+def url_infos() -> dict[str, Info]:
+  """Returns size and SHA-256 by URL."""
+  rows = (row.split() for row in CHECKSUMS.read_text().splitlines())
+  return {url: Info(int(size), checksum) for url, size, checksum in rows}
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+  """The files of a benchmark."""
+
+  name: str
+  BASE_URL: str  # of upstream's files, as of a builder of TFDS: `download.fetch` takes both
+  files: Sequence[str]  # upstream's, below it
+  line: type[msgspec.Struct]
+  find: Callable[[pathlib.Path], Sequence[pathlib.Path]]  # those of the files that are in a folder
+  split: str = ""  # of all lines; "": each file is a split
+
+  @property
+  def url_infos(self) -> dict[str, Info]:
+    return url_infos()
+
+  def local(self, source: str | pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files in a folder; FileNotFoundError or NotADirectoryError without any."""
+    if not (paths := [*self.find(download.folder(source))]):
+      names = "*.jsonl" if len(self.files) > 9 else ", ".join(self.files)
+      raise FileNotFoundError(f"{source}: no file of {self.name}: expected some of {names}")
+    return paths
+
+  def paths(
+    self, source: str | pathlib.Path | None, download_dir: str | pathlib.Path
+  ) -> dict[str, pathlib.Path]:
+    """Returns the files by name: those in the folder `source`, or downloaded if that is None."""
+    if source is None:
+      return download.fetch(self, self.files, None, pathlib.Path(download_dir) / self.name)
+    return {path.name: path for path in self.local(source)}
+
+  def read(self, directory: str | pathlib.Path) -> list[Any]:
+    """Returns the lines of all files in a folder."""
+    files = self.local(directory)
+    return [line for path in files for _, line in json_lines.structs(path, self.line)]

@@ -1,0 +1,52 @@
+"""The MATH problems as PRM800K splits them: 12,000 to train, 500 to test.
+
+Lightman et al. 2023 (arXiv:2305.20050), appendix C; `math_splits` of github.com/openai/prm800k.
+"""
+
+import pathlib
+
+import msgspec
+
+from prm_jax.datasets import download
+from prm_jax.datasets.benchmarks import Benchmark
+
+TRAIN, TEST = "train.jsonl", "test.jsonl"
+TEST_FILE = f"math_splits/{TEST}"  # as upstream lays it out
+
+
+class Problem(msgspec.Struct):
+  """A line of a `math_splits` file."""
+
+  problem: str
+  solution: str
+  answer: str
+  subject: str
+  unique_id: str
+  level: int
+
+
+def find(folder: pathlib.Path) -> list[pathlib.Path]:
+  """Returns those of the two files that are in a folder, or in `math_splits` in it."""
+  return [path for file in (TRAIN, TEST) if (path := download.find(folder, f"math_splits/{file}"))]
+
+
+BENCHMARK = Benchmark(
+  "math_splits",
+  "https://media.githubusercontent.com/media/openai/prm800k/main/prm800k/math_splits/",
+  (TRAIN, TEST),
+  Problem,
+  find,
+)
+
+
+def find_test(source: str | pathlib.Path) -> pathlib.Path | None:
+  """Finds the list of test problems in or beside a folder of PRM800K's files; None without one."""
+  folder = pathlib.Path(source).expanduser().absolute()
+  places = (folder / TEST_FILE, folder.parent / TEST_FILE)
+  return next(filter(pathlib.Path.is_file, places), None)
+
+
+def test_file(source: str | pathlib.Path | None, download_dir: str | pathlib.Path) -> pathlib.Path:
+  """Returns the list of test problems of `source`, or downloads it if that is None."""
+  folder = pathlib.Path(download_dir) / BENCHMARK.name
+  return download.fetch(BENCHMARK, [TEST], source, folder)[TEST]
