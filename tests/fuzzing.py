@@ -372,7 +372,7 @@ def judged_steps(folder, base, draw):
     for i in range(3)
   ]
   path = lines_file(folder, rows, draw)
-  solutions = [*process_bench.scored(path, "positive")]
+  solutions = [*process_bench.solutions(json_lines.records(path), "positive")]
   for each, (_, theirs) in zip(solutions, json_of(path), strict=True):
     assert each.first_error == theirs["label"] and each.steps == theirs["steps"]
     probs = [[row.get(name, 0) for name in ("-1", "0", "1")] for row in theirs["rating_probs"]]

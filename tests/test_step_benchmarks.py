@@ -11,7 +11,6 @@ from conftest import call_script, completion, make_row, read_lines, step, write_
 from prm_jax import aggregation as agg
 from prm_jax import step_metrics
 from prm_jax.datasets import prepare
-from prm_jax.datasets import prm_bench as prm_bench_data
 from prm_jax.datasets import process_bench as process_bench_data
 from prm_jax.evaluation import (
   diagnostics,
@@ -28,6 +27,7 @@ from prm_jax.runtime.json_lines import BadLine
 from prm_jax.scoring.scorer import Scorer
 
 GROUPS = ("gsm8k", "math")
+read = lambda name, folder: step_benchmarks.read(name, folder)[0]
 COARSE = np.linspace(0, 1, 11)  # scores of random cases, so that some equal the threshold
 
 
@@ -122,7 +122,7 @@ def test_solutions_of_a_problem_are_resampled_together():
 @pytest.mark.shared_data
 def test_known_predictors_on_process_bench(shared):
   """Constant predictors and the labels themselves get their known results on real solutions."""
-  solutions = process_bench.read(shared / "data" / "process_bench")
+  solutions = read("process_bench", shared / "data" / "process_bench")
   assert len(solutions) == 1255
   constant = process_bench.evaluate([with_scores(x, [0.5] * len(x.steps)) for x in solutions], 0.5)
   truth = lambda x: [0.0 if label == -1 else 1.0 for label in x.labels]
@@ -191,7 +191,7 @@ def test_prm_bench_equals_upstreams_protocol(shared, predictor):
   """On the real lines, every class and the total equal the results of upstream's loops."""
   path = shared / "data" / "prm_bench" / "sample.jsonl"
   rows = read_lines(path)
-  solutions, rng = prm_bench.read(path.parent), np.random.default_rng(0)
+  solutions, rng = read("prm_bench", path.parent), np.random.default_rng(0)
   assert len(solutions) == 688 + 84
   scores = {
     "random": lambda x: rng.uniform(size=len(x.steps)),
@@ -228,7 +228,7 @@ def test_prm_bench_takes_error_steps_beyond_the_last(tmp_path):
   """Error steps that a solution does not have, as in 100 of upstream's lines, are ignored."""
   row = prm_bench_line("circular", [2, 7])
   write_lines(tmp_path / "a.jsonl", [row, row])  # the second has the same id
-  (solution,) = prm_bench.read(tmp_path)
+  (solution,) = read("prm_bench", tmp_path)
   assert list(solution.labels) == [1, -1]
 
 
@@ -240,7 +240,7 @@ def test_prm_bench_resamples_all_wordings_of_a_problem_together(tmp_path):
     for idx in "abc"
   ]
   write_lines(tmp_path / "a.jsonl", lines)
-  weights = problem_weights(prm_bench.read(tmp_path))
+  weights = problem_weights(read("prm_bench", tmp_path))
   np.testing.assert_array_equal(weights[:, :3], weights[:, 3:])
   assert len(np.unique(weights[:, :3], axis=0)) > 1
 
@@ -501,7 +501,7 @@ def test_a_bad_scored_line_is_an_error(scored_lines, change, message):
   lines[2] |= change
   write_lines(path, lines)
   with pytest.raises(ValueError, match=f"{path}{message}"):
-    list(process_bench.scored(path, "positive"))
+    step_benchmarks.scored("process_bench", path)
 
 
 def test_step_scores_are_probabilities_of_right(scored_lines):
@@ -509,7 +509,7 @@ def test_step_scores_are_probabilities_of_right(scored_lines):
   path, _, lines = scored_lines
   right = [[p["0"] + p["1"] for p in line.pop("rating_probs")] for line in lines]
   plain = [line | {"step_scores": scores} for line, scores in zip(lines, right)]
-  solutions = [*process_bench.scored(write_lines(path, plain), "positive")]
+  solutions = step_benchmarks.scored("process_bench", write_lines(path, plain))[0]
   assert [each.scores.tolist() for each in solutions] == right
   assert all(np.allclose(each.probs.sum(1), 1) for each in solutions)
 
@@ -518,13 +518,13 @@ def test_step_scores_are_read_from_lines_of_every_form(tmp_path):
   """PRMBench's lines, with those of the original solution, and labelled lines take step scores."""
   scores = {"step_scores": [0.9, 0.2], "original_step_scores": [0.7]}
   path = write_lines(tmp_path / "scored.jsonl", [prm_bench_line("redundency", [2], **scores)])
-  found = sorted(each.scores.tolist() for each in prm_bench.scored(path, "positive"))
+  found = sorted(each.scores.tolist() for each in step_benchmarks.scored("prm_bench", path)[0])
   assert found == [[0.7], [0.9, 0.2]]
   write_lines(path, [{"problem": "p", "steps": ["a"], "labels": [-1], "step_scores": [0.3]}])
   (_, (tree,)) = prm800k_steps.scored(path, "positive")
   assert tree.scores.tolist() == [0.3]
   line = prm_bench_line("redundency", [2], steps=7, **scores)  # not a key of this form: ignored
-  assert [*prm_bench.scored(write_lines(path, [line]), "positive")]
+  assert step_benchmarks.scored("prm_bench", write_lines(path, [line]))[0]
 
 
 def test_flags_that_exclude_each_other_are_an_error():
@@ -620,8 +620,7 @@ def test_prepared_benchmarks_equal_published_files(tmp_path, scored_lines):
     (raw / f"{group}.{'json' if group == 'math' else 'jsonl'}").write_text(text)
   flags = ("--dataset=process_bench", f"--source={raw}", f"--output={tmp_path / 'out'}")
   call_script("prepare_data.py", *flags)
-  read = process_bench_data.BENCHMARK.read
-  assert read(raw) == read(tmp_path / "out")
+  assert read("process_bench", raw) == read("process_bench", tmp_path / "out")
   (tmp_path / "bad").mkdir()
   write_lines(tmp_path / "bad" / "math.jsonl", [{"id": "math-0", "problem": "p", "label": -1}])
   with pytest.raises(BadLine, match=r'bad/math\.jsonl:1: no "steps"'):
@@ -631,9 +630,9 @@ def test_prepared_benchmarks_equal_published_files(tmp_path, scored_lines):
   row = prm_bench_line("redundency", [2], original_process=["x", "y"], modified_process=["x", ""])
   write_lines(folder / "a.jsonl", [row])
   prepare.prepare_benchmark(tmp_path / "b", "prm_bench", source=folder)
-  solutions = prm_bench_data.read(folder)
-  assert solutions == prm_bench_data.read(tmp_path / "b")
-  assert [(x.id, sorted(x.wrong)) for x in solutions] == [("correct_a", []), ("redundency_a", [1])]
+  solutions = read("prm_bench", folder)
+  assert solutions == read("prm_bench", tmp_path / "b")
+  assert [(x.id, x.labels) for x in solutions] == [("correct_a", [1, 1]), ("redundency_a", [1, -1])]
 
 
 def test_files_without_a_published_checksum_are_downloaded_once(tmp_path, monkeypatch, served):
@@ -649,7 +648,7 @@ def test_files_without_a_published_checksum_are_downloaded_once(tmp_path, monkey
     options = {"source": None, "download_dir": tmp_path / "downloads"}
     manifest = prepare.prepare_benchmark(output, "process_bench", **options)
     assert manifest["source"]["math.json"]["is_upstream"] is None
-    assert [each.id for each in benchmark.read(output)][2:4] == ["math-0", "math-1"]
+    assert [each.id for each in read("process_bench", output)][2:4] == ["math-0", "math-1"]
     (folder / "math.json").unlink(missing_ok=True)
   assert (tmp_path / "downloads" / "process_bench" / "math.json").is_file()
 

@@ -4,8 +4,9 @@ prepare_data.py checks and copies them; nothing is converted, so its output is s
 """
 
 import dataclasses
+import itertools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -60,7 +61,6 @@ class Benchmark:
       return download.fetch(self, self.files, None, pathlib.Path(download_dir) / self.name)
     return {path.name: path for path in self.local(source)}
 
-  def read(self, directory: str | pathlib.Path) -> list[Any]:
-    """Returns the lines of all files in a folder."""
-    files = self.local(directory)
-    return [line for path in files for _, line in json_lines.structs(path, self.line)]
+  def records(self, directory: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Returns FILE:LINE and the record of each line of the files in a folder."""
+    return itertools.chain.from_iterable(map(json_lines.records, self.local(directory)))

@@ -9,13 +9,12 @@ steps.
 """
 
 import dataclasses
-import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from prm_jax.datasets import prm_bench
+from prm_jax.datasets.prm_bench import Line
 from prm_jax.evaluation.judged import (
   Judged,
   Labelled,
@@ -27,47 +26,40 @@ from prm_jax.evaluation.judged import (
 from prm_jax.evaluation.process_bench import interval
 from prm_jax.runtime import json_lines
 
-CORRECT = "correct"
+CORRECT = "correct"  # class of the original solutions
+WITH_ORIGINAL = "redundency"  # upstream takes original solutions from this class, and spells it so
 ALL_RIGHT = "multi_solutions"
 MEASURES = ("f1", "negative_f1", "accuracy", "first_error_accuracy", "prm_score")
 
 
-def labelled(solution: prm_bench.Solution) -> Labelled:
-  """Labels every step as right or wrong."""
-  labels = [-1 if i in solution.wrong else 1 for i in range(len(solution.steps))]
-  about = (solution.id, solution.classification, solution.problem, solution.steps, labels)
-  return Labelled(*about, cluster=solution.idx)
+def solutions(
+  records: Iterable[tuple[str, dict[str, Any]]], neutral: str | None
+) -> Iterator[Labelled]:
+  """Yields the solutions that upstream judges, with arguments and errors as `process_bench` has.
 
-
-def read(directory: str | pathlib.Path) -> list[Labelled]:
-  """Returns the solutions of all classes."""
-  return [labelled(solution) for solution in prm_bench.read(directory)]
-
-
-def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
-  """Yields the solutions of a file: lines of PRMBench with scores of `modified_process`'s steps.
-
-  A line with `original_rating_probs` or `original_step_scores` also gives its original solution, as
-  in `read`.
-
-  Raises:
-    BadLine: a line lacks a key, or has a number of scores that is not the number of steps.
+  A line gives its modified solution; before it, a line with redundant steps gives its original
+  solution as a correct one, judged by `original_rating_probs` or `original_step_scores` if there
+  are any.  Of lines with the same class and idx, only the first is used.
   """
-  rows = (
-    ((where, record), json_lines.convert(record, prm_bench.Line, where))
-    for where, record in json_lines.records(path)
-  )
-  for (where, record), solution in prm_bench.solutions(rows):
-    if solution.classification == CORRECT:
-      of_original = {
-        key: record[f"original_{key}"]
-        for key in ("rating_probs", "step_scores")
-        if f"original_{key}" in record
-      }
-      if not of_original:
+  seen = set()
+  for where, record in records:
+    line = json_lines.convert(record, Line, where)
+    wrong = [step - 1 for step in line.error_steps]
+    parts = [(line.classification, line.modified_question, line.modified_process, wrong, record)]
+    if line.classification == WITH_ORIGINAL:
+      names = {f"original_{key}": key for key in ("rating_probs", "step_scores")}
+      scores = {key: record[name] for name, key in names.items() if name in record}
+      parts.insert(0, (CORRECT, line.original_question, line.original_process, [], scores))
+    for group, problem, steps, wrong, scores in parts:
+      if (name := f"{group}_{line.idx}") in seen:
         continue
-      record = of_original
-    yield from_record(labelled(solution), record, where, neutral)
+      seen.add(name)
+      labels = [-1 if i in wrong else 1 for i in range(len(steps))]
+      solution = Labelled(name, group, problem, steps, labels, cluster=line.idx)
+      if neutral is None:
+        yield solution
+      elif scores:
+        yield from_record(solution, scores, where, neutral)
 
 
 def decisions(judged: Sequence[Judged], threshold: float) -> np.ndarray:

@@ -1,14 +1,13 @@
 """ProcessBench: how accurately a model finds the first wrong step, by subset."""
 
 import dataclasses
-import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from prm_jax.datasets import process_bench
+from prm_jax.datasets.process_bench import SUBSETS, Solution
 from prm_jax.evaluation import first_error
 from prm_jax.evaluation.judged import (
   Judged,
@@ -28,34 +27,34 @@ class Votes(msgspec.Struct):
   verdicts: list[Annotated[int, msgspec.Meta(ge=NONE_WRONG)] | None] | None = None
 
 
-def labelled(solution: process_bench.Solution) -> Labelled:
-  """Labels steps before the first wrong one right, that one wrong, and later ones not at all."""
-  given = labels(solution.label, len(solution.steps))
-  about = (solution.id, solution.subset, solution.problem, solution.steps, given)
-  return Labelled(*about, solution.final_answer_correct)
+def solutions(
+  records: Iterable[tuple[str, dict[str, Any]]], neutral: str | None
+) -> Iterator[Labelled]:
+  """Yields the solutions of (FILE:LINE, record) pairs.
 
+  Steps before the first wrong one are right, later ones not labelled.  A line may also have
+  `verdicts`: a generative judge's votes on the first wrong step.
 
-def read(directory: str | pathlib.Path) -> list[Labelled]:
-  """Returns the solutions of all subsets."""
-  return [labelled(solution) for solution in process_bench.BENCHMARK.read(directory)]
-
-
-def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
-  """Yields the solutions of a file: lines of ProcessBench with scores of the steps.
-
-  A line may also have `verdicts`: a generative judge's votes on the first wrong step.
+  Args:
+    neutral: how a neutral step counts in the scores of `Judged`; None: read no scores, and yield
+      `Labelled`.
 
   Raises:
     BadLine: a line lacks a key, has a number of scores that is not the number of steps, or a
       verdict on a step that does not exist.
   """
-  for where, record in json_lines.records(path):
-    solution = json_lines.convert(record, process_bench.Solution, where)
-    judged = from_record(labelled(solution), record, where, neutral)
+  for where, record in records:
+    line = json_lines.convert(record, Solution, where)
+    given = labels(line.label, len(line.steps))
+    about = (line.id, line.subset, line.problem, line.steps, given, line.final_answer_correct)
+    if neutral is None:
+      yield Labelled(*about)
+      continue
+    judged = from_record(Labelled(*about), record, where, neutral)
     votes = json_lines.convert(record, Votes, where).verdicts
     if votes is not None:
-      if (last := max((x for x in votes if x is not None), default=0)) >= len(solution.steps):
-        raise json_lines.BadLine(f"{where}: verdict {last} of {len(solution.steps)} steps")
+      if (last := max((x for x in votes if x is not None), default=0)) >= len(line.steps):
+        raise json_lines.BadLine(f"{where}: verdict {last} of {len(line.steps)} steps")
       verdict = plurality(votes)
       judged = dataclasses.replace(judged, verdict=UNDECIDED if verdict is None else verdict)
     yield judged
@@ -105,7 +104,7 @@ def table(result: dict[str, Any]) -> list[str]:
   names = {"mean_f1": "mean of the subsets", "weighted_f1": "weighted by their sizes"}
   for key, name in names.items():
     lines.append(f"{name:44}{cell(result[key], 8)}" + interval(result["intervals"][key]))
-  if without := [name for name in process_bench.SUBSETS if name not in result["subsets"]]:
+  if without := [name for name in SUBSETS if name not in result["subsets"]]:
     lines.append(f"without {', '.join(without)}: published means are of all four subsets")
   return lines
 

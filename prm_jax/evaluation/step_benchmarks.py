@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from prm_jax.datasets import prm_bench as prm_bench_data
 from prm_jax.datasets import process_bench as process_bench_data
 from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.evaluation import diagnostics, first_error, prm800k_steps, prm_bench, process_bench
@@ -26,6 +27,7 @@ from prm_jax.scoring.scorer import Scorer
 
 Name = Literal["process_bench", "prm_bench", "prm800k"]
 MODULES = {"process_bench": process_bench, "prm_bench": prm_bench, "prm800k": prm800k_steps}
+FILES = {"process_bench": process_bench_data.BENCHMARK, "prm_bench": prm_bench_data.BENCHMARK}
 # The benchmark that a prepared dataset is for.
 BENCHMARKS: dict[str, Name] = {"process_bench": "process_bench", "prm_bench": "prm_bench"}
 BENCHMARKS |= dict.fromkeys(("prm800k", "arithmetic", "stepwise"), "prm800k")
@@ -47,13 +49,14 @@ def read(
   """
   manifest = directory / MANIFEST
   made = str(json_lines.document_or_empty(manifest).get("dataset"))
-  if not manifest.is_file() and name == "prm800k" and process_bench_data.find(directory):
+  if not manifest.is_file() and name == "prm800k" and FILES["process_bench"].find(directory):
     made = "process_bench"
   if (fits := BENCHMARKS.get(made, name)) != name:
     raise ValueError(f"{directory}: data of {made}: give --benchmark={fits}")
   if name == "prm800k":
     return prm800k_steps.read(directory, split or "test")
-  return _of_group(MODULES[name].read(directory), split, directory), []
+  records = FILES[name].records(directory)
+  return _of_group(MODULES[name].solutions(records, None), split, directory), []
 
 
 def is_result(path: pathlib.Path) -> bool:
@@ -85,7 +88,7 @@ def scored(
   """
   if name == "prm800k":
     return prm800k_steps.scored(path, neutral)
-  return _of_group(MODULES[name].scored(path, neutral), split, path), []
+  return _of_group(MODULES[name].solutions(json_lines.records(path), neutral), split, path), []
 
 
 def _of_group(solutions: Iterable[Any], split: str, path: pathlib.Path) -> list[Any]:
@@ -197,7 +200,7 @@ def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | li
   _, first = records[0]
   if any(f'"{key}"' in json.dumps(first) for key in ("rating_probs", "step_scores")):
     if _is_process_bench(first):
-      judged = [*process_bench.scored(path, neutral)]
+      judged = [*process_bench.solutions(records, neutral)]
     else:
       judged, _ = prm800k_steps.scored(path, neutral)
     if any(each.verdict is not None for each in judged):
@@ -214,8 +217,7 @@ def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | li
 def labelled(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
   """Returns the solutions of (FILE:LINE, record) pairs in a form of `threshold_solutions`."""
   if _is_process_bench(records[0][1]):
-    read = lambda where, record: json_lines.convert(record, process_bench_data.Solution, where)
-    return [process_bench.labelled(read(*each)) for each in records]
+    return [*process_bench.solutions(records, None)]
   return prm800k_steps.unscored(records)
 
 
