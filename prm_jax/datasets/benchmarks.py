@@ -14,9 +14,7 @@ import msgspec
 from prm_jax.datasets import download
 from prm_jax.runtime import json_lines
 
-CHECKSUMS = pathlib.Path(__file__).with_name(
-  "checksums.tsv"
-)  # of the files that have published ones
+CHECKSUMS = pathlib.Path(__file__).with_name("checksums.tsv")  # of files that have published ones
 Steps = Annotated[list[str], msgspec.Meta(min_length=1)]
 
 
