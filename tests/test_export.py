@@ -144,7 +144,7 @@ def test_a_broken_contract_is_an_error(tmp_path):
   """Reading a prm_jax.json with a wrong value is an error that has the field and the value."""
   values = dataclasses.asdict(CONTRACT) | {"classes": None}
   (tmp_path / "prm_jax.json").write_text(json.dumps(values))
-  with pytest.raises(ValueError, match='"classes" is None: expected'):
+  with pytest.raises(ValueError, match='"classes" is null: expected'):
     export.read_contract(tmp_path)
 
 

@@ -147,8 +147,8 @@ def test_ratings_come_before_step_scores(tmp_path):
   [
     (..., 'no "my_rm", which other candidates have'),
     ("0.5", "\"my_rm\" is '0.5': expected a finite number"),
-    (True, '"my_rm" is True: expected a finite number'),
-    (None, '"my_rm" is None: expected a finite number'),
+    (True, '"my_rm" is true: expected a finite number'),
+    (None, '"my_rm" is null: expected a finite number'),
     (math.nan, '"my_rm" is nan: expected a finite number'),
     (10**400, '"my_rm" is 1000'),
     ([0.5, 1], '"my_rm" is [0.5, 1]: expected a finite number; a list of P(right) by step is read'),

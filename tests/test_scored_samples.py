@@ -149,7 +149,7 @@ def test_a_pipe_is_refused(tmp_path):
   ("bad", "message"),
   [
     (candidate(is_correct="yes"), "\"is_correct\" is 'yes': expected bool | null, got str"),
-    ({"problem": "A", "answer": "1"}, 'no "is_correct"; grade.py adds it'),
+    ({"problem": "A", "answer": "1"}, 'no "is_correct", which grade.py adds; its keys are '),
     (candidate(orm_score=...), '"orm_score" must be on all lines or'),
     (candidate(unique_id="x"), '"unique_id" must be on all lines'),
     (candidate(orm_score=float("nan")), '"orm_score" is nan'),
@@ -163,12 +163,12 @@ def test_a_pipe_is_refused(tmp_path):
       candidate(rating_probs=[FINE, FINE | {"1": 5}]),
       "[1]\" is {'-1': 0.25, '0': 0.0, '1': 5}: exp",
     ),
-    (candidate(answer=None), '"is_correct" is true, but "answer" is None'),
+    (candidate(answer=None), '"is_correct" is true, but "answer" is null'),
     (candidate(answer=" "), '"is_correct" is true, but "answer" is \' \''),
     (candidate(step_std=[0.1]), "1 step_std of 2 steps"),
     (candidate(step_std=["x", None]), "\"step_std[0]\" is 'x': expected float"),
     (candidate(step_std=[0.1, float("nan")]), '"step_std[1]" is nan'),
-    (candidate(level=5), '"level" is 5, but None before for the same problem'),
+    (candidate(level=5), '"level" is 5, but null before for the same problem'),
     ({"problem": "A", "samples": []}, '"samples" is []: expected array of length >= 1'),
     ({"problem": "A", "samples": [3]}, '"samples[0]" is 3: expected object'),
     (
@@ -194,7 +194,7 @@ def test_a_malformed_line_is_an_error(tmp_path, bad, message):
 MISTAKES = (
   (candidate(rating_probs=[FINE, FINE | {"0": 2}]), '"rating_probs[1]'),
   (candidate(rating_probs=[FINE | {"0": float("nan")}, FINE]), '"rating_probs[0]'),
-  (candidate(orm_score=True), '"orm_score" is True'),
+  (candidate(orm_score=True), '"orm_score" is true'),
   (candidate(answer=...), '"answer" must be on all'),
   ("{", "not JSON"),
 )

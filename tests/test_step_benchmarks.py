@@ -719,7 +719,7 @@ def test_plain_lines_are_judged_up_to_their_last_label(tmp_path):
     ([[1, 0], [1, 1]], [[1, 0], [1, 1]]),  # ratings
     ([[1.0, 0.0], [1.0, -1.0]], [[1, 0], [1, -1]]),  # ratings, too
     ([[True, False], [1, 0]], [[1, -1], [1, -1]]),  # binary
-    ([[0.9, 0.3], [True, False]], "rows.jsonl:2: label 0 is True: .*soft so far"),
+    ([[0.9, 0.3], [True, False]], "rows.jsonl:2: label 0 is true: .*soft so far"),
     ([[1, 0], [1, -1], [0.5, 1]], "rows.jsonl:3: label 0 is 0.5: .*labels are ratings$"),
     ([[0.9, 0.3], [[3, 1], [0, 4]]], "rows.jsonl:2: .*expected one kind of labels"),
   ],

@@ -133,8 +133,9 @@ class Table:
       candidate.check(candidate.steps)
       named = [score(record, x, cut_off, x in self.found) for x in self.score_names]
     except BadLine as error:
-      hint = "; grade.py adds it" if str(error) == 'no "is_correct"' else ""
-      if str(error).startswith('"step_scores['):
+      lacks = 'no "is_correct"'
+      error, hint = str(error).replace(lacks, f"{lacks}, which grade.py adds", 1), ""
+      if error.startswith('"step_scores['):
         hint = "; a step score is the probability in [0, 1] that the step is right: put logits "
         hint += "through 1 / (1 + exp(-x)), scale other scores to [0, 1]"
       raise BadLine(f"{self._where(places)}: {error}{hint}") from None

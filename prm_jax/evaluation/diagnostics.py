@@ -198,10 +198,11 @@ def table(found: dict[str, Any]) -> list[str]:
     f"{number(found['minimum_at_last_step'])} of the solutions"
   ]
   bias = ", ".join(
-    f"{name} {number(pair['right'])}/{number(pair['wrong'])}"
+    f"{name} {number(pair['right'])} and {number(pair['wrong'])}"
     for name, pair in found["length_bias"].items()
+    if {*pair.values()} != {None}
   )
-  lines.append(f"rank correlation with length (right/wrong solutions): {bias}")
+  lines.append(f"rank correlation with length (right and wrong solutions): {bias or 'n/a'}")
   if lucky := found.get("right_answer_wrong_steps"):
     lines.append(
       f"right answers by wrong steps: {lucky['n']:,}, detected {number(lucky['detected'])}, "

@@ -40,7 +40,7 @@ def _reliability(axes, calibration: dict[str, Any]) -> None:
     size = [4 + 200 * b["count"] / part["count"] for b in part["bins"]]
     label = f"{CLASS_NAMES[name]}, ECE {part['ece']:.3f}"
     axes.plot(x, y, color=COLOURS[name], linewidth=1)
-    axes.scatter(x, y, size, color=COLOURS[name], label=label, alpha=0.8)
+    axes.scatter(x, y, size, color=COLOURS[name], label=label, alpha=0.8, clip_on=False)
   axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="mean probability", ylabel="share of steps")
   axes.set_title("Reliability by class (area: steps)", fontsize=10)
 
@@ -53,9 +53,9 @@ def _by_step(axes, rows: list[dict[str, Any]]) -> None:
 
   x = range(len(rows))
   scores = [row["mean_score"] for row in rows]
-  axes.plot(x, scores, "o-", color=COLOURS["1"], label="mean score")
+  axes.plot(x, scores, "o-", color=COLOURS["1"], label="mean score", clip_on=False)
   share = [row["share_not_wrong"] for row in rows]
-  axes.plot(x, share, "s--", color="0.3", label="share not wrong")
+  axes.plot(x, share, "s--", color="0.3", label="share not wrong", clip_on=False)
   ranked = [(i, row["auroc"]) for i, row in enumerate(rows) if row["auroc"] is not None]
   axes.plot(*zip(*ranked) if ranked else ([], []), "^:", color="#d68910", label="AUROC")
   axes.set_xticks(x, [f"{name(row['first'], row['last'])}\n{row['count']:,}" for row in rows])

@@ -111,11 +111,12 @@ def _scores(found: Mapping[str, Any]) -> list[Table]:
       values = [(each.get("calibration") or {}).get("ece"), length.get("correlation")]
       row = [number(x, digits) for x, digits in zip(values, (3, 2))]
       rows.append([name, *row, *(number(length.get(key), 1) for key in ("pick", "random"))])
-  header = ["", "calibration error of P(right)", "rank correlation with steps, all problems"]
-  header += ["steps of its pick, problems with two or more", "of a random candidate of these"]
+  header = ["", "calibration error", "rank correlation with steps", "steps of the pick"]
+  header += ["steps of a random candidate"]
   if not any(any(row[1:]) for row in rows):
     return []
-  return [Table("Scores of candidates with an answer", header, rows)]
+  caption = "Scores of candidates with an answer; steps: of problems with two or more of these"
+  return [Table(caption, header, rows)]
 
 
 def paths(directory: pathlib.Path, vector: Sequence[str] = ()) -> list[pathlib.Path]:

@@ -29,13 +29,14 @@ class Generator(config_lib.Checked):
   served_model: str = ""  # the server's name of the model; --model then gives its tokenizer
   concurrency: config_lib.Count = 64  # requests to the server at once
   max_new_tokens: config_lib.Count = 512
-  temperature: config_lib.NonNegative = 1.0
+  temperature: config_lib.NonNegative = 1.0  # 0: the likeliest token
   top_k: config_lib.Whole = 0  # 0: all
-  top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-  min_p: config_lib.Share = 0.0
+  top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0  # 1: all
+  min_p: config_lib.Share = 0.0  # of the likeliest token's probability; 0: all
   # Texts that end a sample; they stay in it.  \n is a line break, and \\ a backslash.
   stop: tuple[Stop, ...] = ()
-  seed: config_lib.Whole = 0
+  seed: config_lib.Whole = 0  # of the samples
+  # chat: the model's template; few_shot: after --examples; plain: the problem and a newline
   prompt: Literal["chat", "few_shot", "plain"] = "chat"
   system: str | None = None  # system prompt of chat; None: reason step by step, box the answer
   examples: pathlib.Path | None = None  # for few_shot: JSON lines with problem and steps

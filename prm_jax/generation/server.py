@@ -15,11 +15,12 @@ import collections
 import dataclasses
 import itertools
 import json
+import logging
 import queue
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 import urllib3
@@ -35,8 +36,25 @@ TRANSIENT = (408, 429, 500, 502, 503, 504)  # status codes after which a request
 PAUSE = 60.0  # seconds at most between two attempts, whatever the server asks for
 
 
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # a line for each retry
+
+
 class Retry(urllib3.Retry):
-  """A retry policy that limits the pauses which the server asks for."""
+  """A retry policy that limits the pauses which the server asks for, and tells of retries."""
+
+  say: Callable[[str], None] = staticmethod(lambda text: None)
+
+  def new(self, **changes: Any) -> Self:
+    following = super().new(**changes)
+    following.say = self.say
+    return following
+
+  def increment(self, *args: Any, **given: Any) -> Self:
+    following = super().increment(*args, **given)  # raises after the last one
+    response = given.get("response")
+    status = f"status {response.status}" if response else "no connection, or a broken one"
+    self.say(f"{status}: asking again, after growing pauses")
+    return following
 
   def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
     seconds = super().get_retry_after(response)
@@ -215,6 +233,7 @@ class Server:
       allowed_methods=None,
       raise_on_status=False,
     )
+    retry.say = self._say
     try:
       response, data = _request(pool, url, json.dumps(body).encode(), headers, retry)
     except urllib3.exceptions.HTTPError as error:

@@ -229,6 +229,9 @@ def read(path: str | pathlib.Path) -> config_lib.Model:
   file = pathlib.Path(path) / "config.json"
   if not file.parent.is_dir():
     raise FileNotFoundError(f"{path}: no such folder; scripts/fetch_model.py downloads some models")
+  if not file.is_file() and (file.parent / "checkpoints").is_dir():
+    hint = "a work directory of train.py: --checkpoint or Scorer.load reads it"
+    raise FileNotFoundError(f"{path}: no config.json; {hint}")
   return parse(json_lines.document(file), file)
 
 

@@ -235,6 +235,8 @@ def _metrics(facts: Facts) -> str:
   lines = ["## Metrics\n"]
   if facts.judged:
     benchmark = text(facts.judged.get("benchmark", "?"))
+    if benchmark == "prm800k":  # which any prepared dataset is
+      benchmark = "a dataset of labelled steps (`--benchmark=prm800k`)"
     lines.append(f"evaluate.py on {benchmark}, 95 % intervals:\n")
     lines += ["| measure | value | from | to |", "|---|---|---|---|"]
     for name, _ in _items(facts.judged, "intervals")[:SHOWN]:

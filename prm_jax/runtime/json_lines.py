@@ -37,7 +37,7 @@ class BadLine(ValueError):
 
 def show(value: Any, limit: int = 80) -> str:
   """Returns a value as text for an error message, shortened."""
-  text = repr(value)
+  text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
   return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
@@ -274,6 +274,8 @@ def convert(
   for key, index in re.findall(r"\.([^.\[]+)|\[(\d+)\]", path):
     value = value[int(index)] if index else value[key]
   field = f'"{path.lstrip(".")}"' if path else "the record"
-  about = f"{field} is {show(value)}: " if path or not message.startswith('no "') else ""
+  about = f"{field} is {show(value)}: " if path or message.startswith("Expected") else ""
   message = message[0].lower() + message[1:500]
+  if not path and message.startswith('no "') and isinstance(record, dict) and record:
+    message += f"; its keys are {', '.join(map(show, itertools.islice(record, 12)))}"
   raise BadLine(f"{where}{': ' if where else ''}{about}{message}")

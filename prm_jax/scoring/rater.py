@@ -10,6 +10,7 @@ import numpy as np
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline.token_tree import TokenTree
+from prm_jax.runtime import json_lines
 from prm_jax.scoring import batching
 from prm_jax.scoring.batch_journal import BatchJournal
 from prm_jax.types import Batch, StepContract
@@ -111,6 +112,10 @@ class Rater(abc.ABC):
 
   def probabilities(self, solutions: Sequence[Solution]) -> list[np.ndarray]:
     """Returns the mean over heads of `by_head`, each `[steps, C]` or `[1, C]`."""
+    for i, given in enumerate(solutions):  # a text for steps would be read as a step a letter
+      if not isinstance(given, tuple | list) or len(given) != 2 or isinstance(given[1], str):
+        message = f"solution {i} is {json_lines.show(given)}: expected (problem, [step, ...])"
+        raise SolutionError(i, message)
     return [probabilities.mean(1) for probabilities in self.by_head(solutions)]
 
   def by_head(

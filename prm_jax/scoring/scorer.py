@@ -282,10 +282,10 @@ def newest(workdir: str | storage.Path) -> tuple[checkpoint_lib.Metadata, tokeni
   """
   latest = checkpoint_lib.latest(workdir)
   if latest is None:
-    raise FileNotFoundError(
-      f"{workdir}: no finished checkpoint in checkpoints/; give the --workdir of train.py, which "
-      "may not have saved yet"
-    )
+    exported = (storage.path(workdir) / "config.json").exists()
+    hint = "give the --workdir of train.py, which may not have saved yet"
+    hint = "a public or exported model: --model or Scorer.load_model reads it" if exported else hint
+    raise FileNotFoundError(f"{workdir}: no finished checkpoint in checkpoints/; {hint}")
   tokenizer = tokenizers.load(workdir)
   check_contract(latest[1].contract, tokenizer, workdir)
   return latest[1], tokenizer
