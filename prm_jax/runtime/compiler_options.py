@@ -1,8 +1,7 @@
 """Options of the TPU compiler, the same for a run and for compile_for_tpu.py.
 
 They were chosen by the compiler's own estimates of the production configs; docs/benchmarks.md has
-the estimates for each option.  All but `WHOLE_EINSUMS` are in MaxText's list (its
-benchmarks/xla_flags_library.py).
+these.  All but `WHOLE_EINSUMS` are in MaxText's list (its benchmarks/xla_flags_library.py).
 """
 
 import jax
