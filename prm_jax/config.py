@@ -123,7 +123,7 @@ class Data(Checked):
   # {"text": ...} or {"prompt": ..., "completion": ...}.  Loss is computed on texts and completions
   # only.  Prompts may spell out the special tokens of a chat format.
   text_train: LocalPath = ""
-  text_eval: LocalPath = ""
+  text_eval: LocalPath = ""  # likewise, to evaluate on
 
   @property
   def eval_name(self) -> str:

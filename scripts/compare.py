@@ -32,8 +32,8 @@ from prm_jax.runtime import command_line, json_lines, storage
 
 @dataclasses.dataclass(frozen=True)
 class Args(config_lib.Checked):
-  input: pathlib.Path
-  output_dir: pathlib.Path
+  input: pathlib.Path  # graded candidates
+  output_dir: pathlib.Path  # of comparison.json, .png and .html
   scores: tuple[str, ...] = ()  # NAME=FILE, NAME/2=FILE, NAME:min=FILE, NAME/2:min=FILE
   process_bench: tuple[str, ...] = ()  # NAME=FILE
   reduction: reductions.Reduction = "product"  # of steps
@@ -42,7 +42,7 @@ class Args(config_lib.Checked):
   n: tuple[config_lib.Count, ...] = ()  # values of N; none: powers of two, and all candidates
   seed: config_lib.Whole = 0
   figures: tuple[Vector, ...] = ()  # comparison.png as .pdf, .svg too
-  title: str = "Which solution to choose?"
+  title: str = "Which solution to choose?"  # of the page
 
 
 def main() -> None:

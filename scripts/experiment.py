@@ -38,7 +38,7 @@ from prm_jax.runtime import command_line
 class Args:
   name: Annotated[Literal[experiments.NAMES], tyro.conf.Positional]
   output_dir: pathlib.Path
-  scale: Literal["smoke", "cpu", "full"] = "cpu"
+  scale: Literal["smoke", "cpu", "full"] = "cpu"  # minutes, an hour on two cores, 1.5B models
   plan: pathlib.Path | None = None  # a file that returns another plan
   seeds: tuple[int, ...] = ()  # in place of the plan's; tune on seeds from 100 up
   workers: int | None = None  # worker processes of one core each; 0: this process, all devices

@@ -40,8 +40,8 @@ from prm_jax.runtime import command_line, storage
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Args(options.Generator):
-  input: pathlib.Path
-  output: pathlib.Path
+  input: pathlib.Path  # problems
+  output: pathlib.Path  # a line for each sample
   n: config_lib.Count = 16  # samples of each problem
   # Searches instead of sampling, with n solutions of a problem at once.
   search: Literal["", "best_of_n", "beam", "dvts", "lookahead", "particles"] = ""
@@ -50,8 +50,8 @@ class Args(options.Generator):
   expansions: config_lib.Count = 4  # copies of each solution that continues
   reduction: reductions.Reduction = "product"  # of step scores to the score of a solution
   lookahead: config_lib.Count = 1  # steps that --search=lookahead looks ahead
-  max_steps: config_lib.Count = 40
-  max_step_tokens: config_lib.Count = 256
+  max_steps: config_lib.Count = 40  # of a solution, in a search
+  max_step_tokens: config_lib.Count = 256  # of a step, in a search; a longer one is cut off
   hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
 
 

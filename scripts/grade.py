@@ -38,10 +38,10 @@ MISSING = "missing"
 
 @dataclasses.dataclass(frozen=True)
 class Args(config_lib.Checked):
-  input: pathlib.Path
-  output: pathlib.Path
+  input: pathlib.Path  # candidates
+  output: pathlib.Path  # the same with grades
   right: pathlib.Path | None = None  # file of the right candidates, to train a generator on
-  grader: grading.Name = "math_verify"
+  grader: grading.Name = "math_verify"  # by value; openai and math: the rules of benchmarks
   extract: extraction.Rule = "auto"  # where the answer stands in `text`, if a line has no `answer`
   precision: Annotated[int, msgspec.Meta(ge=0, le=15)] = 6  # decimals that count, with math_verify
   seconds: config_lib.Positive = 5.0  # time limit of a pair, which is then undecided

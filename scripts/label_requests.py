@@ -33,6 +33,7 @@ from prm_jax.runtime import command_line, json_lines, storage
 class Args(config_lib.Checked):
   output: pathlib.Path
   input: pathlib.Path | None = None  # scored candidates to choose from
+  # how solutions are chosen: docs/labelling.md
   rule: Literal["uniform", "convincing", "entropy", "uncertain", "coverage"] = "convincing"
   neutral: Literal["positive", "negative"] = "positive"  # how neutral counts, as in training
   count: config_lib.Count = 1  # solutions of each problem

@@ -17,7 +17,10 @@
 set -euo pipefail
 
 fail() { echo "launch_tpu.sh: $1" >&2; exit 2; }
-check() { if ! [[ $2 =~ ^($3)$ ]]; then fail "--$1=$2: expected $4"; fi; }
+check() {
+  if [ -z "$2" ]; then fail "no --$1; --help lists the flags"; fi
+  if ! [[ $2 =~ ^($3)$ ]]; then fail "--$1=$2: expected $4"; fi
+}
 run() { printf '%q ' "$@"; echo; if ! $dry_run; then "$@"; fi; }
 
 delete=false dry_run=false project='' zone='' name='' topology='' config='' workdir='' commit=''

@@ -184,10 +184,10 @@ def test_one_model_by_two_reductions_against_any_method(files, tmp_path):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True])
 def test_a_log_probability_that_is_no_number_is_an_error(tmp_path, value):
   """compare.py names the line of a log-probability by which it cannot rank; -inf is one."""
-  given = lines()
+  given, shown = lines(), "true" if value is True else value
   given[1]["logprob"] = value
   path = write_lines(tmp_path / "graded.jsonl", given)
-  with pytest.raises(BadLine, match=rf"graded\.jsonl:2: logprob is {value}: expected a finite"):
+  with pytest.raises(BadLine, match=rf"graded\.jsonl:2: logprob is {shown}: expected a finite"):
     comparison.read(path, {})
   given[1]["logprob"] = -np.inf
   candidates = comparison.read(write_lines(path, given), {})

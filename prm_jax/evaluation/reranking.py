@@ -77,10 +77,9 @@ class Options(config_lib.Checked):
   exp(score) divided by its sum over the candidates drawn, so that a constant added to a problem's
   scores changes nothing. Votes by step scores always weigh plainly: these are probabilities."""
   pad_short: bool = False
-  """False: a problem has the candidates in the file, and a larger N draws all of them. True: a
-  problem with fewer candidates than another had as many, and the missing ones were cut off, as in
-  OpenAI's evaluation; N draws them, and they are never right. The key "drawn" says so in a file;
-  OpenAI's release is recognised."""
+  """What N draws of a problem with fewer candidates than N. False: all of them. True: also missing
+  ones, up to the most candidates of a problem, which were cut off and are never right, as in
+  OpenAI's evaluation. The key "drawn" counts them in a file; OpenAI's release is recognised."""
   seed: config_lib.Whole = 0
   """Seed of the bootstrap and of the orders of the votes."""
   resamples: config_lib.Count = 10_000
