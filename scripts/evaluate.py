@@ -165,6 +165,8 @@ def judged(args: Args, output, journal) -> list[str]:
   )
   # The result has no times, so the same command writes the same file.
   result = {"benchmark": args.benchmark, "model": how, "tokens": speed.get("tokens")}
+  if not args.input:
+    result |= {"data_dir": str(args.data_dir), "split": args.split}
   result |= {"threshold": threshold, "threshold_from": origin}
   result |= step_benchmarks.result(args.benchmark, scored, trees, threshold, own is not None)
   out.write(json.dumps(result, indent=1) + "\n")

@@ -31,6 +31,7 @@ from prm_jax.input_pipeline import tokenizers
 from prm_jax.runtime import command_line
 from prm_jax.runtime import journal as journal_lib
 from prm_jax.runtime.json_lines import BadLine
+from prm_jax.scoring import candidates
 
 PROMPTS = [Prompt("", f"p{i}", "\n", i) for i in range(6)]
 
@@ -356,6 +357,9 @@ def test_steps_are_lines_or_paragraphs():
   text = "a\nb\n\nc \n"
   assert prompts_lib.split(text, "lines") == ["a", "b", "c"]
   assert prompts_lib.split(text, "paragraphs") == ["a\nb", "c"]
+  answer = "x \n# Answer\n\n5 "
+  assert prompts_lib.split(answer, "lines") == ["x", "# Answer\n\n5"]
+  assert candidates.split(answer, "\n") == (["x ", "# Answer\n\n5"], [1, 13])  # as rewards do
   headings = "# Answer\n" * 5000  # by a model that repeats itself
   assert prompts_lib.ends_step(headings, "lines") and len(prompts_lib.split(headings, "lines")) > 1
 

@@ -11,6 +11,8 @@ import msgspec
 from prm_jax.generation.engines import Prompt
 from prm_jax.input_pipeline.tokenizers import Tokenizer, chat_template, token_name
 from prm_jax.runtime import json_lines
+from prm_jax.scoring import candidates
+from prm_jax.scoring.candidates import ANSWER
 
 Form = Literal["chat", "few_shot", "plain"]
 Steps = Literal["lines", "paragraphs"]
@@ -18,7 +20,6 @@ SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}
 PROBLEM, SOLUTION = "Problem:\n", "Solution:\n"  # headings of worked examples
 NEXT = f"\n\n{PROBLEM}"  # ends a solution after worked examples
 SEPARATORS = {"lines": "\n", "paragraphs": "\n\n"}  # between steps
-ANSWER = "# Answer"
 PLACE = "\ue000"  # stands for the problem in a rendered template
 # The day of a template that asks for today's: a prompt must not depend on the day.  Llama's
 # templates have this one by default.
@@ -136,17 +137,8 @@ def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
 
 
 def split(text: str, steps: Steps) -> list[str]:
-  """Splits a solution into steps: its lines (paper section 2.3), or its paragraphs.
-
-  The heading "# Answer" and the answer below it are one step, as in PRM800K.
-  """
-  out: list[str] = []
-  for part in text.split(SEPARATORS[steps]):
-    if out and out[-1] == ANSWER and part.strip():
-      out[-1] = f"{ANSWER}\n\n{part.strip()}"
-    elif part.strip():
-      out.append(part.strip())
-  return out
+  """Splits a solution into steps: its lines (paper section 2.3), or its paragraphs."""
+  return [step.strip() for step in candidates.split(text, SEPARATORS[steps])[0]]
 
 
 def ends_step(text: str, steps: Steps) -> bool:

@@ -13,6 +13,7 @@ from prm_jax.scoring.rater import Rater, SolutionError
 from prm_jax.types import CLASSES, StepContract
 
 CHUNK = 16_384  # lines in memory at once
+ANSWER = "# Answer"  # a heading
 SCORES = {  # keys of a model's scores, by its objective
   "process": {"rating_probs", "prm_score", "step_std", "prm_score_std"},
   "outcome": {"orm_score", "orm_score_std"},
@@ -36,13 +37,31 @@ def solution(record: dict[str, Any], separator: str, where: str) -> tuple[str, t
     BadLine: a key is missing or holds a wrong value.
   """
   if "steps" not in record and isinstance(text := record.get("text"), str):
-    record = record | {"steps": [step for step in text.split(separator) if step.strip()]}
+    record = record | {"steps": split(text, separator)[0]}
   if "problem" in record and "steps" not in record:
     whole = 'a problem with "samples"; expected one candidate a line'
     message = whole if "samples" in record else 'no "steps" or "text"'
     raise json_lines.BadLine(f"{where}: {message}")
   checked = json_lines.convert(record, Keys, where)
   return checked.problem, tuple(checked.steps)
+
+
+def split(text: str, separator: str) -> tuple[list[str], list[int]]:
+  """Returns the steps of a text that are not blank, and the index just past the text of each.
+
+  The heading "# Answer" and the answer below it are one step, as in PRM800K.
+  """
+  steps, ends, start = [], [], 0
+  for piece in text.split(separator):
+    if piece.strip():
+      end = start + len(piece.rstrip())
+      if steps and steps[-1].strip() == ANSWER:
+        steps[-1], ends[-1] = f"{ANSWER}\n\n{piece.strip()}", end
+      else:
+        steps.append(piece)
+        ends.append(end)
+    start += len(piece) + len(separator)
+  return steps, ends
 
 
 def unscored(record: dict[str, Any], contract: StepContract) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.runtime.json_lines import show
-from prm_jax.scoring import rewards
+from prm_jax.scoring import candidates, rewards
 from prm_jax.scoring.rater import UNDEFINED, Rater, undefined
 
 Chat = Sequence[dict[str, Any]]  # messages, each with "role" and "content"
@@ -110,7 +110,7 @@ class RewardFunction:
       raise ValueError(f"{len(problems)} prompts for {len(completions)} completions")
     solutions, places = [], []
     for problem, completion in zip(problems, completions):
-      steps, ends = split(_text(completion, "assistant") or "", self.separator)
+      steps, ends = candidates.split(_text(completion, "assistant") or "", self.separator)
       solutions.append((_problem(problem), steps))
       places.append(ends)
     return solutions, places
@@ -135,17 +135,6 @@ class RewardFunction:
     found = rewards.step_rewards(right, valid, self.form, temperature=self.temperature)
     scored = zip(np.asarray(found), valid.sum(1), places)
     return [StepRewards(row[:count].tolist(), ends[:count]) for row, count, ends in scored]
-
-
-def split(text: str, separator: str) -> tuple[list[str], list[int]]:
-  """Returns the steps of a text that are not blank, and the index just past the text of each."""
-  steps, ends, start = [], [], 0
-  for piece in text.split(separator):
-    if piece.strip():
-      steps.append(piece)
-      ends.append(start + len(piece.rstrip()))
-    start += len(piece) + len(separator)
-  return steps, ends
 
 
 def _problem(prompt: Any) -> str:
