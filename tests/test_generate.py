@@ -359,7 +359,7 @@ def test_steps_are_lines_or_paragraphs():
   assert prompts_lib.split(text, "paragraphs") == ["a\nb", "c"]
   answer = "x \n# Answer\n\n5 "
   assert prompts_lib.split(answer, "lines") == ["x", "# Answer\n\n5"]
-  assert candidates.split(answer, "\n") == (["x ", "# Answer\n\n5"], [1, 13])  # as rewards do
+  assert candidates.split(answer, "\n") == (["x ", "# Answer\n\n5"], [1, 14])  # as rewards do
   headings = "# Answer\n" * 5000  # by a model that repeats itself
   assert prompts_lib.ends_step(headings, "lines") and len(prompts_lib.split(headings, "lines")) > 1
 

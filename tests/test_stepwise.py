@@ -1,7 +1,5 @@
 """Labelled steps from any source: their forms, kinds of labels, splits and training."""
 
-import dataclasses
-import gzip
 import hashlib
 import http.server
 import json
@@ -9,7 +7,7 @@ import json
 import msgspec
 import pytest
 import tiny
-from conftest import call_script
+from conftest import call_script, write_lines
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import arithmetic, labelled, prepare
@@ -33,10 +31,13 @@ TRL_ROW = {
 }
 
 
-def write(path, *rows):
-  """The path of a new JSON lines file with these rows."""
-  path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-  return path
+def loaded(directory, split="train", objective="process", **changes):
+  """What loading a split of a dataset says, with these settings of the data."""
+  meaning = labelled.read_manifest(directory).meaning
+  meaning |= {"classes": ("0", "1")} if objective == "outcome" else {}
+  contract = token_tree.step_contract(tiny.TOKENIZER, "\n", objective, **meaning)
+  data = config_lib.Data(str(directory), row_length=64, **changes)
+  return step_dataset.load(data, split, tiny.TOKENIZER, contract, split == "test")[1]
 
 
 def native(labels, problem="p", **more):
@@ -50,7 +51,7 @@ def native(labels, problem="p", **more):
 
 def prepared(tmp_path, *rows, **options):
   """The training split's trees of a dataset of these rows, and the dataset's manifest."""
-  source = write(tmp_path / "train.jsonl", *rows)
+  source = write_lines(tmp_path / "train.jsonl", rows)
   options = {"test_share": 0.0} | options
   manifest = prepare.prepare_stepwise(
     tmp_path / "out", prepare.Stepwise(**options), source=source, overwrite=True
@@ -101,7 +102,7 @@ def test_bad_lines_can_be_skipped(tmp_path):
   lower = {key: SHEPHERD[key].replace("Step 1", "step 1") for key in ("input", "label")}
   twice = {key: f"Do Step 1: of {SHEPHERD[key]}" for key in ("input", "label")}
   bad = untagged, twice, {"input": "?", "label": "?"}, SHEPHERD | {"label": "+"}, native(["+"])
-  source = write(tmp_path / "train.jsonl", SHEPHERD, lower, *bad)
+  source = write_lines(tmp_path / "train.jsonl", [SHEPHERD, lower, *bad])
   source.write_text(source.read_text() + '{"problem": "cut of')  # by a kill
   options = (tmp_path / "out", prepare.Stepwise(test_share=0.0))
   with pytest.raises(json_lines.BadLine, match=r"train.jsonl:3: .*expected a problem"):
@@ -115,7 +116,7 @@ def test_bad_lines_can_be_skipped(tmp_path):
     whats.items(), manifest["bad_records"]["examples"][1:], strict=True
   ):
     assert f"train.jsonl:{line}: {what}" in shown
-  source = write(tmp_path / "all_bad.jsonl", untagged)
+  source = write_lines(tmp_path / "all_bad.jsonl", [untagged])
   with pytest.raises(ValueError, match=r"no line holds a labelled solution; .*all_bad.jsonl:1: "):
     prepare.prepare_stepwise(tmp_path / "b", options[1], source=source, on_bad_record="skip")
 
@@ -160,8 +161,6 @@ def test_an_ambiguous_zero_is_an_error(tmp_path):
     prepared(tmp_path, native([1, 0]))
   assert prepared(tmp_path, native([1, 0]), labels="binary")[0][0].labels == (1, -1)
   assert prepared(tmp_path, native([1, 0]), labels="ratings")[0][0].labels == (1, 0)
-  row = TRL_ROW | {"labels": [1, 0]}  # in TRL's rows 0 is False
-  assert prepared(tmp_path, row)[0][0].labels == (1, -1)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +190,7 @@ def test_problems_are_held_out_whole(tmp_path):
   """The test split has all solutions of its problems, which are the same for any order of lines;
   a test file replaces it, and its problems are left out of training."""
   rows = [native([True, False], problem=f"p {i % 20}") for i in range(60)]
-  write(tmp_path / "all.jsonl", *rows)
+  write_lines(tmp_path / "all.jsonl", rows)
   options = prepare.Stepwise(test_share=0.2)
   out = tmp_path / "out"
   manifest = prepare.prepare_stepwise(out, options, source=tmp_path / "all.jsonl")
@@ -200,13 +199,12 @@ def test_problems_are_held_out_whole(tmp_path):
   }
   assert len(splits["test"]) == 4 and not splits["test"] & splits["train"]
   assert manifest["test_problems"] == sorted(splits["test"])
-  write(tmp_path / "all.jsonl", *rows[::-1])
+  write_lines(tmp_path / "all.jsonl", rows[::-1])
   prepare.prepare_stepwise(out, options, source=tmp_path / "all.jsonl", overwrite=True)
   assert {t.problem for t in labelled.step_trees(out, "test", "process")[0]} == splits["test"]
   folder = tmp_path / "folder"
-  folder.mkdir()
-  write(folder / "train.jsonl", *rows)
-  write(folder / "test.jsonl", native([True], problem="p  3"))
+  write_lines(folder / "train.jsonl", rows)
+  write_lines(folder / "test.jsonl", [native([True], problem="p  3")])
   with pytest.raises(ValueError, match=r"test_share has no effect: .*test\.jsonl"):
     prepare.prepare_stepwise(out, options, source=folder, overwrite=True)
   manifest = prepare.prepare_stepwise(out, prepare.Stepwise(), source=folder, overwrite=True)
@@ -238,10 +236,10 @@ def test_a_test_split_without_a_wrong_step_gets_a_warning(tmp_path):
     ([*rows, wrong], "no wrong step; AUROC is undefined: raise --stepwise.test_share (0.05)\n"),
     (rows, "no wrong step; AUROC is undefined\n"),
   ]:
-    run = prepare_data(write(tmp_path / "all.jsonl", *lines), tmp_path / "out")
+    run = prepare_data(write_lines(tmp_path / "all.jsonl", lines), tmp_path / "out")
     assert f"warning: test split: 1 solution(s), {expected}" in run.stderr
   lines = [native([True, False], problem=f"p {i}") for i in range(20)]
-  run = prepare_data(write(tmp_path / "all.jsonl", *lines), tmp_path / "out")
+  run = prepare_data(write_lines(tmp_path / "all.jsonl", lines), tmp_path / "out")
   assert "warning: test" not in run.stderr
 
 
@@ -249,10 +247,7 @@ def test_a_test_split_without_a_wrong_step_gets_a_warning(tmp_path):
 def test_a_file_on_the_web_is_downloaded_once(tmp_path, served, file):
   """A source may be a URL, whose file is downloaded once, as it is, and named in the manifest."""
   folder, url = served
-  content = write(folder / file, SHEPHERD).read_bytes()
-  if file.endswith(".gz"):
-    content = gzip.compress(content)
-    (folder / file).write_bytes(content)
+  content = write_lines(folder / file, [SHEPHERD]).read_bytes()
   options = {"source": url + file, "download_dir": tmp_path / "downloads"}
   for name in ("first", "second"):
     manifest = prepare.prepare_stepwise(tmp_path / name, prepare.Stepwise(), **options)
@@ -267,7 +262,7 @@ def test_a_file_on_the_web_is_downloaded_once(tmp_path, served, file):
 def test_an_interrupted_download_is_an_error_and_not_kept(tmp_path, served, monkeypatch):
   """A connection that ends early is an error, and the next run downloads the file again."""
   folder, url = served
-  write(folder / "rows.jsonl", SHEPHERD, SHEPHERD)
+  write_lines(folder / "rows.jsonl", [SHEPHERD, SHEPHERD])
   half = lambda _, source, out: out.write(source.readline())
   options = {"source": url + "rows.jsonl", "download_dir": tmp_path / "downloads"}
   with monkeypatch.context() as patch:
@@ -298,87 +293,46 @@ def test_solutions_with_an_outcome_train_an_outcome_model(tmp_path):
 def test_data_without_a_solution_for_the_objective_is_named(tmp_path):
   """The error for an objective without a solution names folder, split and what was dropped."""
   prepared(tmp_path, native([True]))
-  meaning = labelled.read_manifest(tmp_path / "out").meaning | {"classes": ("0", "1")}
-  contract = token_tree.step_contract(tiny.TOKENIZER, "\n", "outcome", **meaning)
-  data = config_lib.Data(str(tmp_path / "out"), row_length=64)
   message = "out: the split train has no solution for loss.objective=outcome.*no_is_correct': 1"
   with pytest.raises(ValueError, match=message):
-    step_dataset.load(data, "train", tiny.TOKENIZER, contract)
+    loaded(tmp_path / "out", objective="outcome")
 
 
-def test_held_out_problems_stay_out_of_an_added_dataset(tmp_path):
-  """Problems that a dataset holds out do not train as part of another, even if no row has them."""
-  rows = [native([True], problem=name) for name in ("a", "b")]
-  (tmp_path / "own").mkdir()
-  write(tmp_path / "own" / "train.jsonl", *rows, native([True], problem="held out"))
-  write(tmp_path / "own" / "test.jsonl", native([False], problem="held out"))
-  write(tmp_path / "more.jsonl", native([True], problem=" held  out"), native([True], problem="c"))
+@pytest.mark.parametrize("eval_split", ["test", "train"])
+def test_held_out_problems_stay_out_of_an_added_dataset(tmp_path, eval_split):
+  """Problems that a dataset holds out do not train as part of another, whatever is evaluated.
+
+  Neither spaces nor the lack of a row for the objective, in either split, make them train.
+  """
+  rows = [native([True], problem=name) for name in ("a", "b", "held out", " held  out", "q", "c")]
+  outcome = native([None], problem="q", is_correct=True)
+  write_lines(tmp_path / "own" / "train.jsonl", rows[:3])
+  write_lines(tmp_path / "own" / "test.jsonl", [native([False], problem="held out"), outcome])
+  write_lines(tmp_path / "more.jsonl", rows[3:])
   options = prepare.Stepwise(test_share=0)
   prepare.prepare_stepwise(tmp_path / "first", prepare.Stepwise(), source=tmp_path / "own")
   prepare.prepare_stepwise(tmp_path / "second", options, source=tmp_path / "more.jsonl")
-  meaning = labelled.read_manifest(tmp_path / "first").meaning
-  contract = token_tree.step_contract(tiny.TOKENIZER, "\n", "process", **meaning)
-  both = config_lib.Data(str(tmp_path / "first"), also=str(tmp_path / "second"), row_length=64)
-  both = dataclasses.replace(both, eval_split="train")
-  _, about = step_dataset.load(both, "train", tiny.TOKENIZER, contract)
-  assert about["examples"] == 3
+  about = loaded(tmp_path / "first", also=str(tmp_path / "second"), eval_split=eval_split)
+  assert about["examples"] == 3  # a, b and c
 
 
 def test_a_dataset_may_be_added_to_another_and_cut_to_a_share(tmp_path):
   """Training takes both datasets without the evaluated problems, and shares of their problems."""
   own = [{"problem": f"p{i}", "steps": ["s"], "labels": [-1 + i % 3]} for i in range(60)]
   more = [{"problem": f" p{i}", "steps": ["t"], "labels": [i % 2 == 0]} for i in range(30, 90)]
-  directories = []
-  for name, rows in (("own", own), ("more", more)):
-    write(tmp_path / f"{name}.jsonl", *rows)
-    directories.append(tmp_path / name)
-    options = prepare.Stepwise(test_share=0.2 if name == "own" else 0.0)
-    prepare.prepare_stepwise(directories[-1], options, source=tmp_path / f"{name}.jsonl")
-  meaning = labelled.read_manifest(directories[0]).meaning
-  contract = token_tree.step_contract(tiny.TOKENIZER, "\n", "process", **meaning)
-
-  def load(split="train", **changes):
-    data = config_lib.Data(str(directories[0]), row_length=64, separator="\n", **changes)
-    _, about = step_dataset.load(data, split, tiny.TOKENIZER, contract, split == "test")
-    return about
-
-  tested = {tree.problem for tree in labelled.step_trees(directories[0], "test", "process")[0]}
-  both = load(also=str(directories[1]))
+  for name, rows, share in (("own", own, 0.2), ("more", more, 0.0)):
+    source = write_lines(tmp_path / f"{name}.jsonl", rows)
+    prepare.prepare_stepwise(tmp_path / name, prepare.Stepwise(test_share=share), source=source)
+  also = {"also": str(tmp_path / "more")}
+  examples = lambda *split, **changes: loaded(tmp_path / "own", *split, **changes)["examples"]
+  tested = {tree.problem for tree in labelled.step_trees(tmp_path / "own", "test", "process")[0]}
+  both = examples(**also)
   added = sum(f"p{i}" not in tested for i in range(30, 90))
-  assert len(tested) == 12 and both["examples"] == 48 + added
-  assert load()["examples"] == 48 and load("test", also=str(directories[1]))["examples"] == 12
-  assert [load(share=share)["examples"] for share in (0.25, 0.5, 0.001)] == [12, 24, 1]
-  counts = [load(also=str(directories[1]), share=share)["examples"] for share in (0.25, 0.5)]
-  assert 0 < counts[0] < counts[1] < both["examples"]
-
-
-@pytest.mark.parametrize("eval_split", ["test", "train"])
-def test_the_test_split_stays_out_of_an_added_dataset(tmp_path, eval_split):
-  """Held-out problems do not train as part of another dataset, whatever is evaluated."""
-  rows = [native([True, False], problem=f"p{i}") for i in range(20)]
-  source = write(tmp_path / "rows.jsonl", *rows)
-  prepare.prepare_stepwise(tmp_path / "first", prepare.Stepwise(test_share=0.2), source=source)
-  prepare.prepare_stepwise(tmp_path / "second", prepare.Stepwise(test_share=0), source=source)
-  meaning = labelled.read_manifest(tmp_path / "first").meaning
-  contract = token_tree.step_contract(tiny.TOKENIZER, "\n", "process", **meaning)
-  data = config_lib.Data(str(tmp_path / "first"), also=str(tmp_path / "second"), row_length=64)
-  data = dataclasses.replace(data, eval_split=eval_split)
-  assert step_dataset.load(data, "train", tiny.TOKENIZER, contract)[1]["examples"] == 2 * 16
-
-
-def test_a_held_out_problem_stays_out_whatever_labels_it_has(tmp_path):
-  """A process model does not train on a problem that the test split has for outcome models only."""
-  (tmp_path / "own").mkdir()
-  outcome = {"problem": "q", "steps": ["s"], "labels": [None], "is_correct": True}
-  write(tmp_path / "own" / "train.jsonl", native([True], problem="a"))
-  write(tmp_path / "own" / "test.jsonl", outcome, native([False], problem="b"))
-  source = write(tmp_path / "more.jsonl", native([True], problem="q"), native([True], problem="c"))
-  prepare.prepare_stepwise(tmp_path / "first", prepare.Stepwise(), source=tmp_path / "own")
-  prepare.prepare_stepwise(tmp_path / "second", prepare.Stepwise(test_share=0), source=source)
-  meaning = labelled.read_manifest(tmp_path / "first").meaning
-  contract = token_tree.step_contract(tiny.TOKENIZER, "\n", "process", **meaning)
-  data = config_lib.Data(str(tmp_path / "first"), also=str(tmp_path / "second"), row_length=64)
-  assert step_dataset.load(data, "train", tiny.TOKENIZER, contract)[1]["examples"] == 2
+  assert len(tested) == 12 and both == 48 + added
+  assert examples() == 48 and examples("test", **also) == 12
+  assert [examples(share=share) for share in (0.25, 0.5, 0.001)] == [12, 24, 1]
+  counts = [examples(share=share, **also) for share in (0.25, 0.5)]
+  assert 0 < counts[0] < counts[1] < both
 
 
 def test_datasets_with_another_meaning_of_neutral_are_not_joined(tmp_path, arithmetic_data):
@@ -386,22 +340,17 @@ def test_datasets_with_another_meaning_of_neutral_are_not_joined(tmp_path, arith
   generator = arithmetic.Generator(train_problems=5, test_problems=2, candidates=1)
   strict = msgspec.structs.replace(recipes.RECIPES["paper"], name="strict", neutral="negative")
   prepare.prepare_arithmetic(tmp_path / "strict", generator, recipe=strict)
-  meaning = labelled.read_manifest(arithmetic_data).meaning
-  contract = token_tree.step_contract(tiny.TOKENIZER, "\n", "process", **meaning)
-  data = config_lib.Data(str(arithmetic_data), also=str(tmp_path / "strict"), row_length=64)
+  also = {"also": str(tmp_path / "strict")}
   with pytest.raises(ValueError, match=r"neutral counts as positive in .* and as negative in "):
-    step_dataset.load(data, "train", tiny.TOKENIZER, contract)
-  outcome = token_tree.step_contract(
-    tiny.TOKENIZER, "\n", "outcome", **meaning | {"classes": ("0", "1")}
-  )
-  step_dataset.load(data, "train", tiny.TOKENIZER, outcome)  # outcomes have no neutral class
+    loaded(arithmetic_data, **also)
+  loaded(arithmetic_data, objective="outcome", **also)  # outcomes have no neutral class
 
 
 @pytest.mark.usefixtures("one_device")
 def test_the_row_of_trls_documentation_becomes_a_model(tmp_path, arithmetic_data):
   """The row of TRL's documentation is prepared, trained on, scored and exported."""
   data, run = tmp_path / "data", tmp_path / "run"
-  printed = prepare_data(write(tmp_path / "trl.jsonl", TRL_ROW), data).stdout
+  printed = prepare_data(write_lines(tmp_path / "trl.jsonl", [TRL_ROW]), data).stdout
   assert "binary labels" in printed and "--config.data.eval_split=train" in printed
   c = tiny.experiment(arithmetic_data)
   row_data = {"directory": str(data), "eval_split": "train", "row_length": 256}
