@@ -1,4 +1,4 @@
-"""The exact majority vote against every subset, integer polynomials and plain sampling."""
+"""The exact majority vote against every subset and integer polynomials."""
 
 import functools
 import itertools
@@ -55,17 +55,6 @@ def by_polynomials(counts, c, missing):
   return [float(Fraction(ways[n], shares * math.comb(m, n))) for n in range(1, m + 1)]
 
 
-def by_sampling(ids, correct, valid, n, trials, seed=0):
-  """The mean and the standard error of the vote over random draws of one problem."""
-  rng = np.random.default_rng(seed)
-  members = np.bincount(ids[valid], minlength=ids.max() + 1)
-  right = np.bincount(ids[correct & valid], minlength=members.size) / np.maximum(members, 1)
-  counts = rng.multivariate_hypergeometric([*members, (~valid).sum()], n, size=trials)[:, :-1]
-  best = (counts == counts.max(axis=1, keepdims=True)) & (counts > 0)
-  outcome = (best @ right) / np.maximum(best.sum(axis=1), 1)
-  return outcome.mean(), outcome.std() / math.sqrt(trials)
-
-
 @settings(max_examples=150, deadline=None)
 @given(pools())
 def test_the_vote_equals_the_mean_over_all_subsets(pool):
@@ -114,23 +103,6 @@ def test_the_vote_equals_integer_polynomials(counts, c, missing):
   some = range(1, ids.size + 1, max(1, ids.size // 15))
   alone = [vote(ids, ids == c, valid, n=[n])[0, 0] for n in some]
   np.testing.assert_allclose(alone, [expected[n - 1] for n in some], rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("kind", ["long tail", "close pair"])
-def test_the_vote_agrees_with_sampling(kind):
-  """At 1860 candidates, as in the paper, random draws estimate the same expectation."""
-  rng = np.random.default_rng(3)
-  share = {
-    "long tail": 1 / np.arange(1, 46) ** 1.2,
-    "close pair": np.array([0.48, 0.46, 0.03, 0.03]),
-  }[kind]
-  ids = rng.choice(share.size, 1860, p=share / share.sum())
-  correct, valid = np.isin(ids, (1, 7)), rng.random(1860) < 0.95
-  some = [1, 3, 8, 50, 200, 1000, 1500]
-  got = vote(ids[None], correct[None], valid[None], n=some)[0]
-  for n, value in zip(some, got):
-    mean, error = by_sampling(ids, correct, valid, n, trials=20_000)
-    assert abs(value - mean) <= 5 * error + 1e-3, n  # 1e-3: outcomes too rare to be drawn
 
 
 def test_the_approximations_are_negligible(monkeypatch):
