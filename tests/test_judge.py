@@ -87,6 +87,7 @@ def test_a_good_answer_has_its_verdict(name, first):
     ("genprm", "```python\nprint(1)\n```\n\\boxed{Yes|No} \\boxed{5}" + YES * 2, -1),
     ("genprm", "\\boxed{yes} \\boxed{no}", 1),
     ("genprm", "\\boxed{Yes, no}", None),
+    ("genprm", "\\boxed{Yes} \\boxed{No}</think>\\boxed{Yes} then \\boxed{Yes}", -1),  # thoughts
   ],
 )
 def test_the_rules_of_each_parser(name, text, expected):
@@ -103,12 +104,6 @@ TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=30).map
 def test_any_text_gives_a_step_of_the_solution_or_no_verdict(name, text, count):
   """A parser raises no error and returns an index of a step, -1 or None."""
   assert judge.TEMPLATES[name].verdict(text, count) in (None, *range(-1, count))
-
-
-def test_genprm_ignores_boxes_in_thoughts():
-  """Boxes before `</think>` are not judgements of paragraphs."""
-  text = "\\boxed{Yes} \\boxed{No}</think>\\boxed{Yes} then \\boxed{Yes}"
-  assert judge.TEMPLATES["genprm"].verdict(text, 2) == judge.NONE_WRONG
 
 
 @pytest.mark.parametrize("name", judge.TEMPLATES)
