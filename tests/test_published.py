@@ -339,13 +339,6 @@ def test_score_py_names_the_line_that_a_layout_refuses(published, tmp_path):
   assert list(tmp_path.iterdir()) == [source]
 
 
-def test_score_py_takes_a_checkpoint_or_a_model(tmp_path):
-  """score.py refuses flags of a checkpoint together with those of a model."""
-  flags = ("--checkpoint=a", "--readout=trl", "--input=none", f"--output={tmp_path}/o.jsonl")
-  assert "give one of --checkpoint=DIR and --model=DIR" in error_of(*flags)
-  assert not list(tmp_path.iterdir())
-
-
 def test_score_py_reads_its_input_before_it_loads_the_model(tmp_path):
   """A missing or empty input is an error before the model is loaded."""
   (source := tmp_path / "in.jsonl").touch()
