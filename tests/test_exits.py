@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import pathlib
 import re
@@ -12,15 +11,14 @@ import sys
 import time
 import types
 
-import numpy as np
 import pytest
 import tiny
 import tqdm
 from conftest import ENVIRONMENT, ROOT, call_script, full_disk, python, run_script, write_lines
 from scored_files import generated
 
-from prm_jax.runtime import exits, json_lines, progress, storage
-from prm_jax.scoring import batching, candidates
+from prm_jax.runtime import exits, progress, storage
+from prm_jax.scoring import batching
 
 TEXT = {"capture_output": True, "text": True}
 WRITING = """
@@ -201,13 +199,6 @@ def test_an_error_is_one_line(tmp_path, flags, message):
   assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
 
 
-def test_a_preempted_run_ends_with_one_line():
-  """A run that SIGTERM stopped and that saved its state ends with the exit code 75."""
-  code = "from prm_jax.runtime import exits\ndef main(): raise exits.Preempted('step 3 is saved')\n"
-  done = python("-c", f"{code}exits.run(main)", code=75)
-  assert done.stderr == "-c: step 3 is saved; run the same command again to resume\n"
-
-
 def test_a_closed_pipe_is_no_error():
   """A script whose output's reader ends early, as in `rerank.py ... | head`, prints no error."""
   code = "from prm_jax.runtime import exits; exits.run(lambda: print(10**6 * str(0)))"
@@ -264,14 +255,6 @@ def test_scoring_reports_its_progress(prm_run, arithmetic_data, tmp_path, monkey
   counts = [int(line[1]) for line in map(re.compile(r"scoring: (\d+)/48 ").match, lines) if line]
   assert len(set(counts)) > 3 and counts == sorted(counts)
   assert any("solutions/s, " in line and line.endswith(" left") for line in lines)
-
-
-def test_long_integers_in_other_keys_are_kept():
-  """Scored lines keep the keys of the input, integers of any length too."""
-  line = b'{"problem": "p", "steps": ["a"], "id": {"n": [123456789012345678901234567890, -1]}}'
-  record = json_lines.parse(line, "here")
-  kept = candidates.scored(record, ["a"], np.array([[[0.25, 0.25, 0.5]]]), tiny.contract())
-  assert json.loads(json.dumps(kept))["id"] == json.loads(line)["id"]
 
 
 def test_commands_work_without_standard_streams():
