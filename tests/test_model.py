@@ -18,7 +18,6 @@ from prm_jax import config as config_lib
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree
 from prm_jax.model import attention, decoder, normalization, products, rotary
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.model.block_mask import TreeMask
 from prm_jax.training import loss as loss_lib
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepTree
@@ -91,70 +90,6 @@ def loss_and_gradient(params, batch, config, graphdef=None):
     return sum(v for k, v in sums.items() if k != "correct"), sums
 
   return jax.grad(objective, has_aux=True)(params)
-
-
-def test_a_window_counts_depth_in_the_tree():
-  """A token attends to the nearest tokens of its own path, also if other branches lie between."""
-  # A trunk of three, a branch of four, and a second branch from the same token of the trunk.
-  positions = jnp.asarray([[0, 1, 2, 3, 4, 5, 6, 3, 4, 5]])
-  end = jnp.asarray([[10, 10, 10, 7, 7, 7, 7, 10, 10, 10]])
-  got = TreeMask(end, positions, 3).dense()[0]
-  paths = {6: [4, 5, 6], 3: [1, 2, 3], 7: [1, 2, 7], 8: [2, 7, 8], 9: [7, 8, 9]}
-  for token, seen in paths.items():
-    assert np.flatnonzero(got[token]).tolist() == seen
-
-
-def plain_block(block, x, positions, end):
-  """Returns the output `[T, D]` of a layer for one row, in float64 numpy, head by head."""
-  c = block.config
-  names = ("attention_norm", "query", "key", "value", "output", "mlp_norm", "gate", "up", "down")
-  weights = (np.asarray(getattr(block, name)[...], np.float64) for name in names)
-  attention_scale, query, key, value, output, mlp_scale, gate, up, down = weights
-  half, group = c.head_size // 2, c.heads // c.kv_heads
-
-  def norm(v, scale):
-    return v / np.sqrt((v**2).mean() + c.norm_epsilon) * scale
-
-  def turned(v, position):
-    angle = position / c.rope_theta ** (np.arange(half) / half)
-    (left, right), cos, sin = np.split(v, 2), np.cos(angle), np.sin(angle)
-    return np.concatenate([left * cos - right * sin, right * cos + left * sin])
-
-  after = []
-  for i in range(len(x)):
-    total = x[i].copy()
-    seen = [j for j in range(i + 1) if i < end[j]]
-    for n in range(c.heads):
-      k = n // group
-      q = turned(norm(x[i], attention_scale) @ query[:, n], positions[i])
-      ys = [norm(x[j], attention_scale) for j in seen]
-      keys = [turned(y @ key[:, k], positions[j]) for y, j in zip(ys, seen)]
-      weights = np.exp([q @ other / np.sqrt(c.head_size) for other in keys])
-      mixed = sum(w * (y @ value[:, k]) for w, y in zip(weights / weights.sum(), ys))
-      total += mixed @ output[n]
-    y = norm(total, mlp_scale)
-    after.append(total + (y @ gate / (1 + np.exp(-y @ gate)) * (y @ up)) @ down)
-  return np.array(after)
-
-
-def test_a_layer_equals_plain_numpy():
-  """A layer on a tree with branches equals a plain implementation in numpy.
-
-  It has rotary angles by depth, norm scales, shared key heads and SwiGLU.
-  """
-  config = dataclasses.replace(tiny.MODEL, head_size=8, rope_theta=50.0, norm_epsilon=0.03)
-  block = decoder.Block(config, nnx.Rngs(0))
-  rng = np.random.default_rng(0)
-  for scale in (block.attention_norm, block.mlp_norm):
-    scale[...] = jnp.asarray(rng.uniform(0.3, 2, config.width), jnp.float32)
-  batch = batch_of([BRANCHES], 24)
-  assert np.any(np.diff(batch.positions[0]) < 0)  # a branch starts again higher up
-  x = rng.normal(size=(24, config.width))
-  attend = decoder.tree_attention(TreeMask(batch.subtree_end, batch.positions), config)
-  run = jax.jit(lambda x: block(x, rotary.tables(batch.positions, config), attend)[0])
-  got = run(jnp.asarray(x[None], jnp.float32))
-  positions, end = np.asarray(batch.positions[0]), np.asarray(batch.subtree_end[0])
-  np.testing.assert_allclose(got, plain_block(block, x, positions, end), rtol=1e-4, atol=1e-4)
 
 
 def gradients(function, *inputs):
