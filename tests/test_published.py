@@ -102,22 +102,6 @@ def test_scores_equal_the_authors_on_torch(published, name):
   np.testing.assert_allclose(given[:, 1], expected, atol=2e-5)  # float32 on both sides
 
 
-@pytest.mark.parametrize("name", [name for name in readouts.PUBLISHED if name != "trl-joined"])
-def test_ids_equal_those_of_the_authors_text(published, name):
-  """Token ids equal those of the authors' procedure, and reads are at its tags."""
-  own, scorer = published(name)
-  tree, seen = scorer.encode(PROBLEM, ORDINARY), []
-  forward = lambda ids: seen.append(ids) or np.zeros((len(ids), scorer.vocab_size))
-  models.AUTHORS[name](own.encode, own.chat, forward, PROBLEM, ORDINARY)
-  assert tree.tokens.tolist() == seen[-1][: len(tree)]
-  assert tree.read_positions[-1] == len(tree) - 1
-  tags = {"qwen2.5-math-prm": "<extra_0>", "math-shepherd": "ки", "rlhflow": "\n\n"}
-  tag = own.encode(tags.get(name, "\n"))[-1]
-  assert (tree.tokens[tree.read_positions] == tag).all()
-  if name == "rlhflow":
-    assert (tree.tokens[tree.read_positions[:-1] + 1] == own.encode("+")[0]).all()
-
-
 def test_a_separator_of_several_tokens_is_read_at_the_last(published):
   """As in TRL, steps are read at the last token of a separator that has several."""
   own, _ = published("trl")
