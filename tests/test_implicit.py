@@ -16,7 +16,6 @@ from prm_jax import config as config_lib
 from prm_jax.evaluation.judged import Labelled, score
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.scoring import candidates
 from prm_jax.scoring import scorer as scorer_lib
 from prm_jax.scoring.implicit import ImplicitScorer
 from prm_jax.scoring.language_model import LanguageModel, token_log_probs
@@ -110,12 +109,6 @@ def test_probabilities_equal_those_of_each_solution_alone(expected, request, mer
   assert not np.allclose(scores[0][1], scores[1][1])  # another last token is another reward
 
 
-def test_equal_policy_and_reference_give_one_half():
-  """Equal policy and reference rate each step as right with probability 0.5 exactly."""
-  for probabilities in scorer_of(seeds=(0, 0)).probabilities(SOLUTIONS):
-    np.testing.assert_array_equal(probabilities, 0.5)
-
-
 def test_memory_of_logits_is_bounded(monkeypatch):
   """The compiled pass holds the logits of `LOGITS` reads of a row at a time, never all of them."""
   monkeypatch.setattr(loss_lib, "LOGITS", 32)
@@ -157,18 +150,6 @@ def test_very_different_models_give_finite_probabilities():
   extreme = dataclasses.replace(scorer, policy=sharp[0], reference=sharp[1])
   for probabilities in extreme.probabilities(SOLUTIONS):
     assert np.isfinite(probabilities).all()
-
-
-def test_the_contract_is_that_of_a_process_model():
-  """The contract has two classes, the right one last; the score is the product of P(right)."""
-  scorer = scorer_of()
-  contract = scorer.contract
-  assert (contract.objective, contract.classes) == ("process", ("-1", "1"))
-  assert (contract.neutral, contract.recipe, contract.separator) == ("none", "implicit", "\n")
-  assert contract.right_classes == [1] and str(BETA) in contract.read
-  (found,) = scorer.by_head(SOLUTIONS[:1])
-  record = candidates.scored({}, SOLUTIONS[0][1], found, contract)
-  assert record["prm_score"] == pytest.approx(np.prod(found[:, 0, 1]))
 
 
 def test_a_solution_that_cannot_be_scored_is_an_error_with_its_index():
