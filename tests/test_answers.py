@@ -67,7 +67,7 @@ def test_long_texts_of_open_boxes_do_not_hang_the_extraction():
   assert final_answer("\\[ the answer" + " " * 200_000 + "\n\\]") == "the answer"
 
 
-def test_normal_forms():
+def test_spellings_of_an_answer_have_one_normal_form():
   """Spellings of an answer have one normal form, and of a number one value, if it has one."""
   same = [r"$\dfrac12$", r"\frac{1}{2}", r"\boxed{\tfrac{1}{2}}", r"\( \frac 1 2 \)."]
   assert len({normal_form(each) for each in same}) == 1
@@ -225,7 +225,7 @@ def test_normal_forms():
     ("\x001", "2", "undecided: control characters"),
   ],
 )
-def test_known_verdicts(grader, a, b, verdict):
+def test_hard_pairs_have_the_right_verdict(grader, a, b, verdict):
   """Pairs that other graders get wrong or hang on have the right verdict, in either order."""
   assert grader.verdicts([(a, b), (b, a)]) == [verdict] * 2
 
@@ -422,7 +422,7 @@ def test_answers_vote_together_exactly_if_their_verdict_is_equal(grader):
 
 @pytest.mark.shared_data
 @pytest.mark.parametrize("share", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_real_candidates(shared, grader, tmp_path, share):
+def test_grades_of_real_candidates_agree_with_those_of_the_file(shared, grader, tmp_path, share):
   """On real candidates, grades agree with the file's, and joining answers helps the majority."""
   whole = shared / "data/candidates/qwen2.5_coder_0.5b_math_n16.jsonl"
   rows = read_lines(whole)
@@ -456,7 +456,7 @@ def test_real_candidates(shared, grader, tmp_path, share):
   assert majority(values) >= majority(read_scored_samples([path]))
 
 
-def test_grade_script(tmp_path):
+def test_grade_py_adds_a_verdict_and_keeps_other_keys(tmp_path):
   """grade.py adds a verdict to each line and keeps its other keys; an error names the bad line."""
   rows = [
     {"ground_truth_answer": "1/2", "answer": "0.5", "other": 1},

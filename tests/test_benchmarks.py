@@ -59,7 +59,7 @@ def model(tmp_path, arithmetic_data):
 
 
 @pytest.mark.slow
-def test_aggregation(tmp_path):
+def test_the_aggregator_agrees_with_float64_and_its_section_is_replaced(tmp_path):
   """best_of_n agrees with float64 at every size; --docs replaces the benchmark's section."""
   page, around = tmp_path / "page.md", "# Title\n\n<!-- aggregation: {} -->\n\nAfter.\n"
   page.write_text(around.format("begin -->\nold\n<!-- aggregation: end"))
@@ -71,7 +71,7 @@ def test_aggregation(tmp_path):
   assert page.read_text() == around.format(marked)
 
 
-def test_the_page_of_all_benchmarks(tmp_path):
+def test_the_page_has_the_figures_of_each_benchmark_that_ran(tmp_path):
   """The page has the figures of each benchmark that ran; a second run does not measure them again.
 
   The run is compared with earlier figures, and names the benchmarks that failed or do not exist.
@@ -104,7 +104,7 @@ def test_the_page_of_all_benchmarks(tmp_path):
 
 
 @pytest.mark.slow
-def test_dtypes(tmp_path, model):
+def test_both_dtypes_train_and_score(tmp_path, model):
   """Both dtypes train and score; the times of a score step's parts add up to the step's."""
   figures, _ = benchmark(tmp_path, "dtypes", f"--model={model}")
   products, steps, parts = figures["tables"].values()
@@ -154,7 +154,7 @@ def test_the_history_of_the_quick_start_keeps_every_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_tree(tmp_path, source, model):
+def test_trees_and_paths_are_trained_and_scored(tmp_path, source, model):
   """Trees and paths are trained and scored on real and on generated solutions."""
   figures, _ = benchmark(tmp_path, "tree", f"--source={source}", f"--model={model}")
   trained, scored = figures["tables"].values()
@@ -166,7 +166,7 @@ def test_tree(tmp_path, source, model):
 
 
 @pytest.mark.slow
-def test_training(tmp_path, source, model):
+def test_a_second_run_of_training_reuses_its_figures(tmp_path, source, model):
   """This project trains on the peer's rows; a second run reuses its figures."""
   arguments = ("training", "--peer=none", f"--source={source}", f"--model={model}")
   arguments = (*arguments, f"--work={tmp_path}/work")
@@ -179,7 +179,7 @@ def test_training(tmp_path, source, model):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
-def test_loading(tmp_path, model):
+def test_loads_report_sizes_and_memory(tmp_path, model):
   """Loads of a small and a larger model report the sizes of their tensors and memory."""
   figures, text = benchmark(tmp_path, "loading", f"--model={model}")
   small, large = figures["tables"]["Loads"]
@@ -189,7 +189,7 @@ def test_loading(tmp_path, model):
 
 
 @pytest.mark.slow
-def test_generation(tmp_path, model):
+def test_all_samples_are_generated_and_their_times_add_up(tmp_path, model):
   """All samples are generated, and the times of a step's products add up to the total."""
   path = model / "tokenizer_config.json"
   about = json.loads(path.read_text()) if path.exists() else {}
@@ -202,7 +202,7 @@ def test_generation(tmp_path, model):
 
 
 @pytest.mark.slow
-def test_scaling(tmp_path):
+def test_two_hosts_have_the_losses_of_one_device(tmp_path):
   """A job of two hosts gives the same losses as one device."""
   figures, text = benchmark(tmp_path, "scaling", "--skip=compiled")
   assert figures["targets"][0]["met"] and "| 2 | 1 x 4 x 2 |" in text
@@ -210,7 +210,7 @@ def test_scaling(tmp_path):
 
 @pytest.mark.slow
 @needs_libtpu
-def test_kernel(tmp_path):
+def test_all_forms_of_attention_compile(tmp_path):
   """All three forms of attention compile, and the kernel meets its targets."""
   figures, _ = benchmark(tmp_path, "kernel", f"--work={tmp_path}")
   assert len(figures["runs"]) == 3 and all(target["met"] for target in figures["targets"])
@@ -337,7 +337,7 @@ def test_a_killed_benchmark_ends_its_measurement(tmp_path):
     assert benchmark.stdout.read() == ""
 
 
-def test_the_section_of_a_benchmark():
+def test_a_section_has_minutes_dates_and_rounded_numbers():
   """The heading gives minutes and dates of the runs; numbers in tables have three digits."""
   runs = [{"process_seconds": 600.0, "date": f"2030-01-0{day}"} for day in (2, 1, 2)]
   figures = {"machine": runner.machine(), "command": "c", "quick": False, "seconds": 1.0}

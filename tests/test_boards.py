@@ -104,7 +104,7 @@ def test_a_run_that_cannot_be_opened_is_an_error(experiment, tmp_path, fake, mon
     loop.run(experiment, tmp_path)
 
 
-def test_the_package_itself_offline(experiment, tmp_path, monkeypatch):
+def test_the_package_itself_continues_a_run_offline(experiment, tmp_path, monkeypatch):
   """Offline, the package itself writes a run and its continuation under the same id."""
   pytest.importorskip("wandb", reason="wandb is not installed: pip install '.[wandb]'")
   monkeypatch.setenv("WANDB_MODE", "offline")

@@ -62,7 +62,7 @@ def test_steps_that_are_not_in_preorder_are_an_error(parents):
     StepTree("p", ("a",) * len(parents), parents, (1,) * len(parents))
 
 
-def test_layout_of_a_tree():
+def test_a_tree_is_in_preorder_and_read_at_separators():
   """Tokens are in preorder, and each labelled step is read at its separator."""
   tree = StepTree("p", ("a", "b", "cc"), (-1, -1, 1), (-1, None, 1))
   t = token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())

@@ -40,7 +40,7 @@ def test_the_error_equals_deleting_each_candidate(pool):
     np.testing.assert_allclose(got, [expected], atol=1e-6)
 
 
-def test_several_n_and_sizes():
+def test_the_error_is_right_at_several_n_and_sizes():
   """At N = 2 and 3 of 15 or 12, the error is right with ties and without, and under jit.
 
   It is NaN where N is over a fifth of a pool, and for a problem with a NaN score.

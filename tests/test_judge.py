@@ -488,7 +488,7 @@ def test_annotate_py_asks_a_judge_and_can_be_resumed(candidates, chat, tmp_path)
 
 
 @pytest.mark.slow
-def test_campaign_of_kills(candidates, chat, tmp_path):
+def test_kills_lose_and_double_no_judgement(candidates, chat, tmp_path):
   """Killed 30 times at any moment and run again, a judge's job loses and doubles nothing."""
   server, engine = chat
   records = [record | {"number": i} for i in range(50) for record, _ in candidates]

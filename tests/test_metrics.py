@@ -42,13 +42,13 @@ def test_auroc_counts_pairs(pairs):
   ("scores", "outcomes", "error"),
   [([0.42, 0.48], [1, 0], 0.05), ([0.35, 0.65], [1, 0], 0.65), ([1.0, 0.95], [1, 1], 0.025)],
 )
-def test_calibration_bins(scores, outcomes, error):
+def test_calibration_errors_cancel_within_a_bin_only(scores, outcomes, error):
   """Errors of opposite sign cancel within a bin and not across bins; 1.0 is in the last bin."""
   probs = np.stack([1 - np.array(scores), scores], axis=1)
   assert step_metrics.step_metrics(probs, outcomes, (0, 1))["ece"] == pytest.approx(error)
 
 
-def test_calibration_rows():
+def test_a_row_of_the_diagram_has_limits_count_mean_and_share():
   """A row of the reliability diagram has its bin's limits, count, mean score and share of right."""
   found = step_metrics.calibration(np.array([0.35, 0.38]), np.array([True, False]))
   (row,) = found["bins"]
@@ -66,7 +66,7 @@ def test_absent_classes_and_no_steps_are_not_errors():
   assert empty["nll"] is empty["accuracy"] is empty["auroc"] is empty["ece"] is None
 
 
-def test_extreme_probabilities():
+def test_a_sure_mistake_has_a_finite_loss_and_nan_stays_nan():
   """A wrong step of probability 1 has a large finite loss, and NaN makes the metrics NaN."""
   assert 80 < step_metrics.step_metrics([[1.0, 0.0, 0.0]], [1])["nll"] < 90
   broken = step_metrics.step_metrics(np.full((2, 3), np.nan), [-1, 1])

@@ -111,7 +111,7 @@ def test_the_notebook_is_the_pair_of_its_source(path):
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
-def test_badge_and_first_cell(path):
+def test_the_badge_opens_the_notebook_and_its_first_cell_installs_if_needed(path):
   """The badge opens this notebook; the first cell installs the package only if it is missing."""
   text, first = path.read_text(), cells(path)[0].source
   badge = rf"github/([\w-]+/prm_jax)/blob/main/notebooks/{path.stem}\.ipynb"

@@ -53,7 +53,7 @@ def test_the_command_writes_dataset_and_manifest(tmp_path, source):
   assert leftovers(tmp_path) == []
 
 
-def test_options_of_a_recipe(tmp_path, source):
+def test_flags_change_a_recipe_and_the_manifest_records_them(tmp_path, source):
   """The command line can change a recipe's options, and the manifest records them."""
   flags = [f"--source={source}", f"--output={tmp_path / 'out'}", "--phases=phase2"]
   flags += ["--recipe_options.neutral=drop", "--recipe_options.unfinished=keep"]
@@ -230,7 +230,7 @@ def test_beam_writes_the_same_bytes(tmp_path, source, monkeypatch):
     prepare.Beam("DirectRunner", ("direct_workers=3",)).download_config()
 
 
-def test_without_beam(monkeypatch):
+def test_a_missing_apache_beam_is_named_with_its_extra(monkeypatch):
   """A runner without Apache Beam is an error that says how to install it."""
   monkeypatch.setitem(sys.modules, "apache_beam.options.pipeline_options", None)
   with pytest.raises(ValueError, match=r"--beam.runner=DirectRunner needs Apache Beam .*\[beam\]"):

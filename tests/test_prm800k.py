@@ -117,7 +117,7 @@ def test_broken_json_is_named(raw_rows, value):
 
 
 @given(size=st.integers(1, 8000), order=st.permutations(range(7)))
-def test_parts_of_a_file(tmp_path_factory, size, order):
+def test_parts_of_a_file_hold_the_records_of_the_whole(tmp_path_factory, size, order):
   """Wherever a file is cut, its parts hold the records and bad lines of the whole file in order."""
   rows = [conftest.phase1_row(), conftest.phase2_row(), conftest.gave_up_row()]
   lines = [*map(line, rows), b"\n", b"{}\n", b"[]\n", line(conftest.outcome_row())]

@@ -65,7 +65,7 @@ def test_labels_stop_at_the_first_error_on_the_path():
   assert nodes(convert(row, replace(PAPER, past_first_error="keep")))[4:] == [("e", 3, 1)]
 
 
-def test_each_option():
+def test_each_option_changes_only_the_labels_that_it_names():
   """Each option of a recipe changes only the labels that it names."""
 
   def labels(row, source="phase1_train.jsonl:1", **options):
@@ -118,7 +118,7 @@ def test_steps_after_a_step_without_a_choice_are_dropped():
     (conftest.unrated_row(), "no_answer"),
   ],
 )
-def test_outcomes(row, expected):
+def test_an_outcome_is_that_of_the_answer_or_of_a_whole_path(row, expected):
   """The outcome is that of the pre-generated answer, or of a path labelled to its end."""
   tree = convert(row, PAPER, objective="outcome")
   if isinstance(expected, str):
@@ -140,7 +140,7 @@ def test_the_outcome_depends_on_the_answer_alone():
   assert convert(row, PAPER, objective="outcome") == "no_ground_truth"
 
 
-def test_duplicates_and_test_problems():
+def test_duplicates_are_counted_and_test_problems_dropped():
   """Duplicates are counted and dropped by an option; test problems are always dropped."""
   rows = [conftest.phase2_row(), conftest.outcome_row(), conftest.phase2_row()]
   three = list(prm800k.numbered(rows, "phase2_train.jsonl"))

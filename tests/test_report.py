@@ -142,7 +142,7 @@ def test_markers_and_intervals_are_at_their_n(tmp_path, n):
     assert abs(at - x).max() < 20  # pixels
 
 
-def test_figures_for_papers(tmp_path):
+def test_figures_for_papers_have_text_and_do_not_change(tmp_path):
   """A PDF embeds TrueType fonts, an SVG has text, and drawing again gives the same bytes."""
   report, _ = ranked(samples_of(tmp_path / "a.jsonl", generated()), methods=["orm", "majority"])
   figure = report_lib.draw_curves(report)

@@ -128,7 +128,7 @@ def test_real_samples_equal_counting(shared):
       assert accuracy[n - 1] == pytest.approx(float(expected), abs=1e-7), (name, n)
 
 
-def test_report_schema(tmp_path):
+def test_a_report_has_the_keys_that_other_tools_rely_on(tmp_path):
   """report.json has the keys and lengths that other tools rely on, and no NaN."""
   _, paths = written(samples_of(tmp_path / "scored.jsonl", generated()), tmp_path / "out")
   assert [p.name for p in paths] == ["report.json", "best_of_n.png", "report.html"]
@@ -147,7 +147,7 @@ def test_report_schema(tmp_path):
     assert len(pair["low"]) == len(pair["high"]) == 3
 
 
-def test_chosen_methods(tmp_path):
+def test_methods_keep_their_order_and_values(tmp_path):
   """Methods keep the order of --methods and their values; an unknown method is an error."""
   samples = samples_of(tmp_path / "scored.jsonl", generated())
   alone, _ = ranked(samples, methods=["weighted_prm_min", "orm"])
@@ -169,7 +169,7 @@ def test_chosen_methods(tmp_path):
     ({"rating_probs": ..., "orm": -1.5}, ["orm", "majority"], "weighted_orm", r"negative, -1\.5"),
   ],
 )
-def test_methods_that_a_file_does_not_allow(tmp_path, keys, standard, name, message):
+def test_a_method_whose_keys_a_file_lacks_is_left_out(tmp_path, keys, standard, name, message):
   """A method whose keys the file lacks is left out, and an error if --methods names it."""
   samples = samples_of(tmp_path / "scored.jsonl", [rated(**keys), rated(**keys)])
   report, paths = written(samples, tmp_path)
@@ -205,7 +205,7 @@ def test_groups_average_to_all_problems(tmp_path):
     ranked(samples_of(tmp_path / "b.jsonl", [rated()]), by=["level"])
 
 
-def test_difficulty_groups(tmp_path):
+def test_groups_of_difficulty_are_fifths_by_the_share_of_right_candidates(tmp_path):
   """Groups of difficulty are fifths by share of right candidates; cut-off ones count as wrong."""
   right = [2, 0, 4, 3, 1, 2]
   records = [
@@ -230,7 +230,7 @@ def test_difficulty_groups(tmp_path):
 
 
 @pytest.mark.parametrize("band", ["simultaneous", "generation"])
-def test_bands(tmp_path, band):
+def test_each_band_is_computed_and_named(tmp_path, band):
   """The band of --band is computed, and report, page and table name it."""
   samples = samples_of(tmp_path / "scored.jsonl", generated(12, 10))
   some = {"n": [1, 2, 5, 10], "methods": ["orm", "majority", "oracle", "all_correct"]}
@@ -296,7 +296,7 @@ def test_options_out_of_range_are_errors_before_the_work(wrong):
     Options(**wrong)
 
 
-def test_every_n(tmp_path):
+def test_n_all_gives_every_n_without_votes_that_are_not_named(tmp_path):
   """`--n all` gives every N, without votes that --methods does not name; tables show some N."""
   samples = samples_of(tmp_path / "scored.jsonl", generated(5, 50))
   scores = methods_lib.solution_scores(samples)
@@ -445,7 +445,7 @@ def test_any_json_is_a_right_answer(tmp_path):
   json.loads(paths[0].read_text(), parse_constant=pytest.fail)
 
 
-def test_huge_scores(tmp_path):
+def test_huge_scores_are_ranked_and_weigh_votes(tmp_path):
   """Scores near the limits of float64 are ranked, weigh votes and are shown."""
   records = [rated("A", False, "4", orm=-1e308), rated("A", orm=1e308), rated("A", orm=0.0)]
   report, _ = written(samples_of(tmp_path / "a.jsonl", records), tmp_path / "out", n=[3])

@@ -28,7 +28,7 @@ from prm_jax.supervision.rollout_labels import Count, Problem, Settings, Solutio
 from prm_jax.training import loop
 
 PROBLEMS = [*arithmetic.distinct_problems(0, 12, arithmetic.Setting())]
-PROBLEMS_A_KILL = 100  # in `test_campaign_of_kills`: a second of work
+PROBLEMS_A_KILL = 100  # in `test_kills_lose_and_double_no_annotation`: a second of work
 
 
 @dataclasses.dataclass
@@ -307,7 +307,7 @@ def annotations(text_run, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(30, marks=pytest.mark.slow)])
-def test_campaign_of_kills(kills, annotations, tmp_path):
+def test_kills_lose_and_double_no_annotation(kills, annotations, tmp_path):
   """Killed at any moment and run again, an annotation loses and doubles nothing."""
   flags, whole = annotations(PROBLEMS_A_KILL * kills)
   out = tmp_path / "out.jsonl"

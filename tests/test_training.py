@@ -247,7 +247,7 @@ def test_a_reader_leaves_an_unfinished_save_in_place(whole, tmp_path):
   assert under_way.exists()
 
 
-def test_the_optimiser(experiment):
+def test_the_rate_warms_up_only_matrices_decay_and_gradients_are_clipped(experiment):
   """The learning rate warms up and decays, only matrices decay, and gradients are clipped."""
   c = config_lib.Optim(learning_rate=1e-2, warmup_steps=4, final_fraction=0.1, clip_norm=1.0)
   schedule = step_lib.learning_rate(c, 20)
