@@ -264,18 +264,14 @@ def test_one_process_at_a_time_has_a_journal(tmp_path):
   journal_lib.Journal(path, {"a": 1}).close()
 
 
-def test_a_kill_while_journals_are_deleted_loses_no_sample(loopback, tmp_path, monkeypatch):
-  """After a kill during the deletion of journals, the next run finishes without a request."""
-  path, out = tmp_path / "problems.jsonl", tmp_path / "out.jsonl"
-  write_problems(path)
-  problems, (server, engine) = samples.read(path), loopback
+def test_a_kill_while_journals_are_deleted_loses_no_sample(tmp_path, monkeypatch):
+  """If a kill left all or some of the journals, nothing of the complete output is made again."""
+  out, facts, made = tmp_path / "out.jsonl", {"a": 1}, []
 
-  def sample():
-    journal_lib.check_output(out)
-    with contextlib.closing(journal_lib.Journal(journal_lib.path(out, 0), {"a": 1})) as journal:
-      left = [i for i in range(5) if i not in journal.done]
-      samples.generate(problems, left, engine, prompts_lib.maker("plain", None), SETTINGS, journal)
-      journal_lib.write(out, 5, 1, {"a": 1})
+  def work(journal, left):
+    for i in left:
+      made.append(i)
+      journal.add(i, [{"i": i}])
 
   def unlink(path, **options):
     if path.name.endswith("journal"):
@@ -284,33 +280,15 @@ def test_a_kill_while_journals_are_deleted_loses_no_sample(loopback, tmp_path, m
 
   with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
     patch.setattr(pathlib.Path, "unlink", unlink)
-    sample()
-  whole, asked = out.read_bytes(), len(server.asked)
-  sample()
-  assert (out.read_bytes(), len(server.asked)) == (whole, asked)
-  assert sorted(each.name for each in tmp_path.iterdir()) == ["out.jsonl", "problems.jsonl"]
-  with pytest.raises(FileExistsError, match="delete it to make it again"):
-    sample()
-
-
-def test_a_journal_that_a_kill_left_beside_an_output_is_deleted(tmp_path):
-  """If a kill left only some of the journals, the complete output is not made again."""
-  out, facts = tmp_path / "out.jsonl", {"a": 1}
-
-  def work(journal, left):
-    for i in left:
-      journal.add(i, [{"i": i}])
-
-  def nothing(journal, left):
-    raise AssertionError("the output is complete")
-
-  lines = journal_lib.run(out, 3, facts, work)
-  journal_lib.Journal(journal_lib.path(out, 1), facts | {"hosts": 1}).close()
-  assert journal_lib.run(out, 3, facts, nothing) == lines == [{"i": 0}, {"i": 1}, {"i": 2}]
-  assert [each.name for each in tmp_path.iterdir()] == ["out.jsonl"]
-  journal_lib.Journal(journal_lib.path(out, 0), facts | {"hosts": 1}).close()  # not of this output
-  with pytest.raises(AssertionError, match="complete"):
-    journal_lib.run(out, 3, facts, nothing)
+    journal_lib.run(out, 3, facts, work)
+  whole = read_lines(out)
+  for host in (1, 0):
+    assert journal_lib.run(out, 3, facts, work) == whole == [{"i": 0}, {"i": 1}, {"i": 2}]
+    assert [each.name for each in tmp_path.iterdir()] == ["out.jsonl"]
+    journal_lib.Journal(journal_lib.path(out, host), facts | {"hosts": 1}).close()
+  assert made == [0, 1, 2]
+  journal_lib.run(out, 3, facts, work)  # the last journal, of host 0, is not of this output
+  assert made == [0, 1, 2] * 2
 
 
 def test_a_deeply_nested_problem_survives_the_journal(tmp_path):
@@ -390,42 +368,36 @@ def chat(template, *system):
   return prompts_lib.maker("chat", tokenizer, *system)
 
 
-def test_chat_templates_render_as_in_transformers():
-  """A template may break loops, and `tools` and `documents` are None."""
-  template = (
-    "{% if tools is not none or documents is not none %}tools{% endif %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'user' %}{% break %}"
-    "{% endif %};{% endfor %}"
-  )
-  assert chat(template, "s")("2+2", 7).text == "system: s;user: 2+2"
-
-
-def test_a_template_that_trims_gets_the_problem_without_its_outer_spaces():
-  """The model sees the prompt of transformers, whether or not its template trims messages."""
-  template = "<s>{{{{ messages[-1]['content'] {} }}}} [/INST]"
-  for trim, shown in (("| trim", "a  b"), ("", "\n a  b \n")):
-    prompt = chat(template.format(trim))("\n a  b \n", 0)
-    assert prompt.text == f"<s>{shown} [/INST]"
-
-
-def test_a_template_that_needs_todays_date_gets_a_fixed_one():
-  """A prompt does not depend on the day, whether or not the template tests for strftime_now."""
-  for begin, day in (
-    ("{% set day = strftime_now('%d %b %Y') %}", "26 Jul 2024"),
-    ("{% set day = strftime_now('%Y') if strftime_now is defined else 'own' %}", "own"),
-  ):
-    template = begin + "{{ day }}: {{ messages[-1].content }}"
-    assert chat(template)("2+2", 7).text == f"{day}: 2+2"
-
-
-def test_a_template_may_mark_replies_for_training():
-  """`{% generation %}`, which transformers and templates such as SmolLM3's know, is no error."""
-  template = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-    "{% endgeneration %}{% else %}{{ m.content }};{% endif %}{% endfor %}"
-    "{% generation %}assistant:{% endgeneration %}"
-  )
-  assert chat(template, "s")("2+2", 7).text == "s;2+2;assistant:"
+@pytest.mark.parametrize(
+  ("template", "problem", "expected"),
+  [
+    (  # loops break; `tools` and `documents` are None
+      "{% if tools is not none or documents is not none %}tools{% endif %}"
+      "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'user' %}{% break %}"
+      "{% endif %};{% endfor %}",
+      "2+2",
+      "system: s;user: 2+2",
+    ),
+    (  # replies are marked for training, as in SmolLM3's
+      "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+      "{% endgeneration %}{% else %}{{ m.content }};{% endif %}{% endfor %}"
+      "{% generation %}assistant:{% endgeneration %}",
+      "2+2",
+      "s;2+2;assistant:",
+    ),
+    ("<s>{{ messages[-1]['content'] | trim }} [/INST]", "\n a  b \n", "<s>a  b [/INST]"),
+    ("<s>{{ messages[-1]['content'] }} [/INST]", "\n a  b \n", "<s>\n a  b \n [/INST]"),
+    ("{{ strftime_now('%d %b %Y') }}: {{ messages[-1].content }}", "2+2", "26 Jul 2024: 2+2"),
+    (
+      "{{ strftime_now('%Y') if strftime_now is defined else 'own' }}: {{ messages[-1].content }}",
+      "2+2",
+      "own: 2+2",
+    ),
+  ],
+)
+def test_chat_templates_render_as_in_transformers(template, problem, expected):
+  """A prompt is that of transformers, outer spaces included, and does not depend on the day."""
+  assert chat(template, "s")(problem, 7).text == expected
 
 
 def test_a_template_that_refuses_the_system_prompt_says_how_to_leave_it_out():
@@ -644,10 +616,6 @@ def test_a_generator_is_trained_on_right_samples(loopback, arithmetic_data, tmp_
     (
       ("--checkpoint=run", "--search=best_of_n", "--prm=run", "--expansions=2"),
       "--expansions has no effect with --search=best_of_n",
-    ),
-    (
-      ("--checkpoint=run", "--search=particles", "--prm=run", "--expansions=2"),
-      "--expansions has no effect with --search=particles",
     ),
     (
       ("--checkpoint=run", "--search=beam", "--prm=run", "--readout=trl"),
