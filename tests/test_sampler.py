@@ -209,22 +209,21 @@ def test_facts_change_with_whatever_determines_the_samples():
   assert {key for key in facts if other.facts()[key] != facts[key]} == {"weights"}
 
 
-def test_growing_rings_change_no_sample(monkeypatch):
-  """Rings that grow twice, while slots are at different places, give the same tokens."""
-  expected = completions(sampler())
+def test_growing_rings_and_contexts_change_no_sample(monkeypatch):
+  """Rings that grow twice, and contexts that grow for long prompts, give the same tokens.
+
+  They grow while other slots are at different places, and other prompts under way.
+  """
+  engine = sampler(end=range(3, 258, 16))  # samples end, and others begin, at different steps
+  expected, grow, sizes = completions(engine, n=4), cache_lib.grown, []
   monkeypatch.setattr(sampler_lib, "RING", 3)
-  found = completions(sampler())
-  assert {key: x.tokens for key, x in found.items()} == {k: x.tokens for k, x in expected.items()}
-
-
-def test_growing_contexts_change_no_sample(monkeypatch):
-  """Contexts that grow for long prompts, while short ones are under way, give the same tokens."""
-  expected, grow, sizes = completions(sampler()), cache_lib.grown, []
   monkeypatch.setattr(sampler_lib, "LEAST_PLACES", 2)
   monkeypatch.setattr(cache_lib, "grown", lambda cache, C: sizes.append(C) or grow(cache, C))
-  found = completions(sampler())
-  assert sizes == [4, 16, 32]
-  assert {key: x.tokens for key, x in found.items()} == {k: x.tokens for k, x in expected.items()}
+  found = completions(engine, n=4)
+  assert sizes == [4, 16, 32]  # of contexts
+  for key, x in expected.items():
+    assert found[key].tokens == x.tokens
+    np.testing.assert_allclose(found[key].log_probs, x.log_probs, rtol=0, atol=1e-4)  # finer
 
 
 def test_a_completion_ends_at_an_end_token_a_stop_string_or_the_limit():
