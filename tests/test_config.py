@@ -141,7 +141,6 @@ def test_help_shows_texts_as_flags_spell_them(monkeypatch, capsys, tmp_path):
     (["--config.train.batch_size=1"], "--config.train.batch_rows "),
     (["--config.optimizer.b1=0.9"], "--config.optim.b1 "),
     (["--config.model.rope_theta=inf"], "model.rope_theta=inf"),
-    (["--config.model.norm_epsilon=inf"], "model.norm_epsilon=inf"),
     (["--config.optim.learning_rate=1e400"], "optim.learning_rate=inf"),
     (["--config.train.batch_rows=1000000000"], "fewer than 2**31"),
     (["--config.data.directory=a\udcff"], "not UTF-8"),

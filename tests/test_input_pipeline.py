@@ -39,12 +39,6 @@ def test_digits_and_newlines_are_tokens_of_their_own(tokenizer):
   assert len(tokenizer.encode("\n\n")) == 2
 
 
-def test_training_a_tokenizer_is_deterministic(tokenizer, tmp_path):
-  """Training on the same corpus again gives a tokenizer with the same hash."""
-  again = tokenizers.train_sentencepiece(CORPUS, tmp_path / "again.model", vocab_size=400)
-  assert again.hash == tokenizer.hash
-
-
 def test_a_large_corpus_is_thinned_evenly(tmp_path, monkeypatch):
   """Of a corpus over the limit every second text is used, not a sample that differs each time."""
   monkeypatch.setattr(tokenizers, "MOST_TEXTS", 300)
