@@ -268,10 +268,7 @@ def test_every_subset_of_process_bench_is_shown(compared):
   tables = comparison_page.tables(compared | {"process_bench": judged})
   table = next(each for each in tables if "ProcessBench" in each.caption)
   assert table.header == ["", "gsm8k", "math"]
-  assert table.rows == [
-    ["a", "50.0 (40.0 to 40.0)", "-"],
-    ["b", "60.0 (none to none)", "-"],
-  ]
+  assert table.rows == [["a", "50.0 (40.0 to 40.0)", "-"], ["b", "60.0 (none to none)", "-"]]
 
 
 def test_the_figure_names_any_model(files):

@@ -97,11 +97,7 @@ def test_scoring_hosts_with_different_inputs_are_refused(prm_run, arithmetic_dat
   """If scoring hosts' input or flags differ, every host names them and no file is written."""
   source, short = arithmetic_data / "candidates.jsonl", tmp_path / "short.jsonl"
   short.write_text(source.read_text().partition("\n")[0])
-  flags = (
-    f"--checkpoint={prm_run}",
-    f"--output={tmp_path / 'out.jsonl'}",
-    f"--input={source}",
-  )
+  flags = (f"--checkpoint={prm_run}", f"--output={tmp_path / 'out.jsonl'}", f"--input={source}")
   other = {1: [f"--input={short}", "--step=8"]}
   for log in jobs.finish(jobs.start("score.py", *flags, hosts=2, devices=2, each=other), code=1):
     assert "sha256 of what is read: " in log

@@ -144,10 +144,7 @@ def test_bad_input_is_an_error():
   cases = [
     ("answer id -1", lambda: vote([[0, -1]], right)),
     ("use key and permutations", lambda: jax.jit(vote)(np.zeros((1, 2), int), right)),
-    (
-      "use key and permutations",
-      lambda: jax.jit(functools.partial(vote, [[0, 1]]))(right),
-    ),
+    ("use key and permutations", lambda: jax.jit(functools.partial(vote, [[0, 1]]))(right)),
   ]
   for message, call in cases:
     with pytest.raises(ValueError, match=message):

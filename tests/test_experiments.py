@@ -411,9 +411,7 @@ def solutions(trained: Trained) -> list[tuple[str, tuple[str, ...]]]:
   return [(tree.problem, tree.steps) for tree in trained.trees]
 
 
-def test_arms_of_supervision_have_the_same_solutions_and_larger_sets_hold_smaller(
-  finished,
-):
+def test_arms_of_supervision_have_the_same_solutions_and_larger_sets_hold_smaller(finished):
   """Arms differ only in labels: of steps, the labeller's outcome, or the answer's correctness."""
   models = finished("supervision")[1]
   last: list = []

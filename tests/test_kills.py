@@ -102,10 +102,7 @@ def resident() -> int:
   return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize(
-  ("measure", "steps", "bound"),
-  [(held, 400, 1e6), (resident, 2000, 32e6)],
-)
+@pytest.mark.parametrize(("measure", "steps", "bound"), [(held, 400, 1e6), (resident, 2000, 32e6)])
 @pytest.mark.slow
 def test_memory_does_not_grow(experiment, tmp_path, monkeypatch, measure, steps, bound):
   """Training with evaluations and checkpoints takes no more memory after its first quarter.

@@ -40,10 +40,7 @@ class Letters(tiny.Bytes):
 # The sampler traces every layer, so `plain` has one; `everything` has two, one with a window.
 PLAIN = dataclasses.replace(tiny.MODEL, layers=1)
 EVERYTHING = dataclasses.replace(
-  test_model.EVERYTHING,
-  lora_rank=2,
-  lora_alpha=2.0,
-  lora_targets=("query", "output", "down"),
+  test_model.EVERYTHING, lora_rank=2, lora_alpha=2.0, lora_targets=("query", "output", "down")
 )
 
 

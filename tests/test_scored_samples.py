@@ -8,16 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from conftest import read_lines, write_lines
-from scored_files import (
-  FINE,
-  bundled,
-  candidate,
-  check_equal,
-  drawn,
-  fails,
-  in_groups,
-  samples_of,
-)
+from scored_files import FINE, bundled, candidate, check_equal, drawn, fails, in_groups, samples_of
 
 from prm_jax.evaluation.sample_arrays import write_bundle
 from prm_jax.evaluation.scored_samples import read_scored_samples, read_solutions

@@ -52,12 +52,7 @@ def test_annotate_py_labels_up_to_the_first_wrong_step(prm_run, scorer, samples,
   """annotate.py labels steps up to the first whose P(-1) is above the threshold."""
   source, out = tmp_path / "samples.jsonl", tmp_path / "labels.jsonl"
   write_lines(source, samples[:8])
-  flags = (
-    f"--checkpoint={prm_run}",
-    f"--input={source}",
-    f"--output={out}",
-    "--threshold=0.3",
-  )
+  flags = (f"--checkpoint={prm_run}", f"--input={source}", f"--output={out}", "--threshold=0.3")
   call_script("annotate.py", *flags)
   lines = read_lines(out)
   scored = scorer.probabilities([(s["problem"], s["steps"]) for s in samples[:8]])
