@@ -223,6 +223,18 @@ def test_growing_rings_and_contexts_change_no_sample(monkeypatch):
     np.testing.assert_allclose(found[key].log_probs, x.log_probs, rtol=0, atol=1e-4)  # finer
 
 
+def test_a_ring_that_has_wrapped_grows(monkeypatch):
+  """A ring grows for a sample that began in its middle: its tokens lie on both sides of place 0."""
+  engine = sampler(batch=1, end=range(3, 258, 8))
+  expected = completions(engine, n=4)
+  lengths = [len(x.tokens) for x in expected.values()]
+  assert lengths[:3] == [5, 4, 12]  # the third begins at place 9 modulo 6, and fills the ring
+  monkeypatch.setattr(sampler_lib, "RING", 6)
+  for key, x in completions(engine, n=4).items():
+    assert x.tokens == expected[key].tokens
+    np.testing.assert_allclose(x.log_probs, expected[key].log_probs, rtol=0, atol=1e-4)
+
+
 def test_a_completion_ends_at_an_end_token_a_stop_string_or_the_limit():
   """A completion ends at an end token, which its text lacks, at a stop string, or at the limit."""
   free = completions(sampler(end=()))
