@@ -212,7 +212,7 @@ def test_rope_keys_of_transformers_4_and_5_are_read_alike():
     (LLAMA | {"hidden_act": "relu2"}, "hidden_act='relu2'"),
     (LLAMA | {"sliding_window": 4096}, "sliding_window=4096: not supported (in the family llama)"),
     (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
-    (LLAMA | {"is_causal": False}, "is_causal=False"),
+    (LLAMA | {"is_causal": False}, "is_causal=false"),
     (LLAMA | {"rope_scaling": {"rope_type": "linear"}}, "rope_type='linear' has the keys []"),
     (LLAMA | {"rope_scaling": {"mrope_section": [1, 2]}}, "unknown field `mrope_section`"),
     (LLAMA | {"rope_parameters": {"rope_theta": 7.0}}, "rope_theta=100.0, but rope_theta is 7.0"),

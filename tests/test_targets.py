@@ -177,7 +177,7 @@ def test_an_ensemble_trains_scores_and_exports(ensemble, one_device, tmp_path):
   assert heads.shape == (2, 3, 3)
   assert np.abs(heads - heads.mean(1, keepdims=True)).max() > 1e-4
   record = candidates.scored({"problem": solution[0]}, solution[1], heads, scorer.contract)
-  right = heads[..., 1:].sum(-1)
+  right = heads[..., 1:].sum(-1) / heads.sum(-1)
   np.testing.assert_allclose(record["step_std"], right.std(1))
   assert record["prm_score"] == pytest.approx(right.mean(1).prod())
   assert record["prm_score_std"] == pytest.approx(right.prod(0).std())
