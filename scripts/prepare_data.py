@@ -1,4 +1,4 @@
-"""Writes a dataset as TFDS array_record with a manifest.json, from local files or a download.
+"""Writes a dataset and a manifest.json, from local files or a download.
 
   python scripts/prepare_data.py --dataset=prm800k --source=DIR --recipe=paper --output=data/prm800k
   python scripts/prepare_data.py --dataset=stepwise --source=labelled.jsonl --output=data/mine

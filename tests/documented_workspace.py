@@ -115,7 +115,16 @@ def candidates(folder: pathlib.Path) -> None:
       scores["rating_probs"].append([{"-1": 1 - x, "0": 0.0, "1": x} for x in p])
   for name in ("samples", "candidates", "graded", "mine"):
     write_lines(folder / f"{name}.jsonl", samples)
-  for name in ("scored", "scored_prm", "people", "roll", "both", "judged", "scored_orm"):
+  for name in (
+    "scored",
+    "scored_prm",
+    "scored_process_bench",
+    "people",
+    "roll",
+    "both",
+    "judged",
+    "scored_orm",
+  ):
     key = "orm_score" if name == "scored_orm" else "rating_probs"
     lines = [line | {key: score} for line, score in zip(samples, scores[key])]
     write_lines(folder / f"{name}.jsonl", lines)

@@ -12,6 +12,7 @@ from conftest import read_lines
 from prm_jax import config as config_lib
 from prm_jax.runtime import exits, progress, workdir_lock
 from prm_jax.training import loop, metric_log
+from prm_jax.training import step as step_lib
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -104,6 +105,9 @@ def test_a_run_prints_its_progress_and_writes_a_trace(experiment, tmp_path, monk
   assert "compiling the evaluation\n" in log and re.search(r"evaluating: \d+/\d+ batches", log)
   assert re.search(r"step 8 goodput: goodput \d+\.\d%  total [\d.e-]+ s  updates ", log)
   assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
+  schedule = step_lib.learning_rate(warming.optim, warming.train.steps)
+  rates = {x["step"]: x["learning_rate"] for x in records(tmp_path / "run", "train")}
+  assert len(rates) > 2 and rates == pytest.approx({i: float(schedule(i - 1)) for i in rates})
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,11 @@ from prm_jax.evaluation import (
   step_benchmarks,
   step_figure,
 )
-from prm_jax.evaluation.judged import Judged, problem_weights
+from prm_jax.evaluation.judged import Judged, Labelled, from_record, problem_weights
 from prm_jax.runtime.json_lines import BadLine
+from prm_jax.scoring import candidates
 from prm_jax.scoring.scorer import Scorer
+from prm_jax.types import StepContract
 
 GROUPS = ("gsm8k", "math")
 read = lambda name, folder: step_benchmarks.read(name, folder)[0]
@@ -502,6 +504,17 @@ def test_a_bad_scored_line_is_an_error(scored_lines, change, message):
   write_lines(path, lines)
   with pytest.raises(ValueError, match=f"{path}{message}"):
     step_benchmarks.scored("process_bench", path)
+
+
+def test_scores_of_a_file_are_those_of_the_model():
+  """The scores of score.py's lines are the model's P(right), of nearly certain steps too."""
+  contract = StepContract("process", ("-1", "0", "1"), "\n", (1,), "", "positive", "", "paper")
+  heads = np.array([[[1e-9, 2e-9, 1 + 6e-8]], [[0.2, 0.3, 0.503]]])
+  line = candidates.scored({"problem": "p"}, ["a", "b"], heads, contract)
+  solution = Labelled("id", "math", "p", ["a", "b"], [1, -1])
+  found = from_record(solution, line, "FILE:1")
+  np.testing.assert_allclose(found.scores, contract.right(heads)[:, 0], rtol=1e-15)
+  np.testing.assert_allclose(1 - found.scores, [1e-9, 0.2 / 1.003], rtol=1e-6)
 
 
 def test_step_scores_are_probabilities_of_right(scored_lines):

@@ -28,6 +28,8 @@ def step_log_scores(class_values, neutral: str = "positive", *, logits: bool = F
     ValueError: the last axis does not have 3 classes, or `neutral` is another word.
   """
   class_values = jnp.asarray(class_values)
+  if not jnp.issubdtype(class_values.dtype, jnp.floating):
+    class_values = class_values.astype(float)
   if class_values.shape[-1:] != (len(RATINGS),):
     raise ValueError(f"class_values {class_values.shape}: expected [..., 3], for {RATINGS}")
   if neutral not in RIGHT_RATINGS:
@@ -39,7 +41,8 @@ def step_log_scores(class_values, neutral: str = "positive", *, logits: bool = F
     return -jax.nn.softplus(wrong - right)
   # Of a nearly certain step, `right` is rounded to about 1 and `wrong` has all digits.
   certain = -jnp.log1p(wrong / jnp.where(right > wrong, right, 1))
-  return jnp.where(right > wrong, certain, jnp.log(right) - jnp.log(right + wrong))
+  uncertain = jnp.where(right == 0, -jnp.inf, jnp.log(right) - jnp.log(right + wrong))
+  return jnp.where(right > wrong, certain, uncertain)
 
 
 def reduce_steps(
@@ -112,6 +115,8 @@ def _reduce(log_probs, solution_ids, num_solutions: int, names: tuple[str, ...],
   excess = jnp.expm1(log_probs - top[solution_ids])
   # The weights of soft_min are relative to the weakest step's, which is then 1.
   log_weight = (jnp.exp(least)[solution_ids] - jnp.exp(log_probs)) / temperature
+  weights = total(jnp.exp(log_weight))
+  mean_excess = total(excess * jnp.exp(log_weight)) / weights
   weighted = log_probs + log_weight
   heaviest = over_solution(jax.ops.segment_max, weighted)
   heaviest = jnp.where(jnp.isfinite(heaviest), heaviest, 0)
@@ -122,6 +127,8 @@ def _reduce(log_probs, solution_ids, num_solutions: int, names: tuple[str, ...],
     "min": least,
     "mean": top + jnp.log1p(total(excess) / count),
     "last": log_probs.at[last].get(mode="clip"),
-    "soft_min": weighted - jnp.log(total(jnp.exp(log_weight))),
+    "soft_min": jnp.where(
+      mean_excess > -0.5, top + jnp.log1p(mean_excess), weighted - jnp.log(weights)
+    ),
   }
   return jnp.where(count > 0, jnp.stack([scores[name] for name in names]), jnp.nan)

@@ -46,9 +46,12 @@ class Benchmark:
 
   def local(self, source: str | pathlib.Path) -> list[pathlib.Path]:
     """Returns the files in a folder; FileNotFoundError or NotADirectoryError without any."""
-    if not (paths := [*self.find(download.folder(source))]):
-      names = "*.jsonl" if len(self.files) > 9 else ", ".join(self.files)
-      raise FileNotFoundError(f"{source}: no file of {self.name}: expected some of {names}")
+    folder = download.folder(source)
+    if not (paths := [*self.find(folder)]):
+      names = "*.jsonl" if len(self.files) > 9 else f"{', '.join(self.files)}, also as .jsonl"
+      old = "; it has an earlier version's dataset: prepare it again"
+      hint = old if any(folder.rglob("dataset_info.json")) else ""
+      raise FileNotFoundError(f"{source}: no file of {self.name}: expected some of {names}{hint}")
     return paths
 
   def paths(

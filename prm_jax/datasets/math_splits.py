@@ -48,5 +48,10 @@ def find_test(source: str | pathlib.Path) -> pathlib.Path | None:
 
 def test_file(source: str | pathlib.Path | None, download_dir: str | pathlib.Path) -> pathlib.Path:
   """Returns the list of test problems of `source`, or downloads it if that is None."""
-  folder = pathlib.Path(download_dir) / BENCHMARK.name
-  return download.fetch(BENCHMARK, [TEST], source, folder)[TEST]
+  if source is None:
+    return download.fetch(BENCHMARK, [TEST], None, pathlib.Path(download_dir) / BENCHMARK.name)[
+      TEST
+    ]
+  if path := download.find(download.folder(source), TEST_FILE):
+    return path
+  raise FileNotFoundError(f"{source} lacks {TEST_FILE}; leave the source out to download it")

@@ -150,7 +150,8 @@ def from_record(
     probs = [(1 - right, 0.0, right) for right in scores.step_scores]
   else:
     raise json_lines.BadLine(f"{where}: neither rating_probs nor step_scores")
-  probs = np.minimum(np.array(probs), 1)  # rounded beyond
+  probs = np.array(probs)
+  probs /= probs.sum(-1, keepdims=True)  # as `StepContract.right`
   right = probs[:, [RATINGS.index(rating) for rating in RIGHT_RATINGS[neutral]]].sum(-1)
   std = None if scores.step_std is None else np.array(scores.step_std)
   return Judged(**vars(solution), probs=probs, scores=right, std=std)

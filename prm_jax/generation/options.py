@@ -81,7 +81,11 @@ class Generator(config_lib.Checked):
       key = os.environ.get("OPENAI_API_KEY", "")
       tokenizer = tokenizers.load(self.model) if self.model else None
       return Server(self.url, self.served_model, self.concurrency, key, tokenizer, chat)
-    return Sampler.load(self.model or self.checkpoint, self.dtype, self.batch, self.tensor)
+    place = self.model or self.checkpoint
+    if (pathlib.Path(place) / "config.json").is_file() != bool(self.model):
+      kinds = "a directory with config.json goes with --model, a run of train.py with --checkpoint"
+      raise ValueError(f"{place}: {kinds}")
+    return Sampler.load(place, self.dtype, self.batch, self.tensor)
 
   def maker(self, tokenizer) -> Callable:
     """Returns the function that makes a prompt from a problem and a seed."""

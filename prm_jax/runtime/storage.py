@@ -167,7 +167,8 @@ def _unfinished(
     with contextlib.suppress(OSError), _locked(left):  # no process writes it
       exits.delete(left)
   for left in final.parent.glob(f".{name}.*.replaced"):
-    exits.delete(left) if final.exists() else left.rename(final)
+    with contextlib.suppress(FileNotFoundError):  # another process was faster
+      exits.delete(left) if final.exists() else left.rename(final)
   new = final.parent.resolve() / f".{final.name}.{secrets.token_hex(4)}"
   unfinished = new.with_name(f"{new.name}.unfinished")
   with contextlib.ExitStack() as stack:

@@ -112,6 +112,7 @@ class Rater(abc.ABC):
 
   def probabilities(self, solutions: Sequence[Solution]) -> list[np.ndarray]:
     """Returns the mean over heads of `by_head`, each `[steps, C]` or `[1, C]`."""
+    solutions = list(solutions)
     for i, given in enumerate(solutions):  # a text for steps would be read as a step a letter
       if not isinstance(given, tuple | list) or len(given) != 2 or isinstance(given[1], str):
         message = f"solution {i} is {json_lines.show(given)}: expected (problem, [step, ...])"

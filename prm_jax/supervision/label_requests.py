@@ -281,8 +281,8 @@ def choose(
 
 def _heads(line: Scored, neutral: str) -> np.ndarray:
   """Returns P(right) of each step by two heads with the ensemble's mean and deviation."""
-  right_of = lambda each: 1 - each.wrong if neutral == "positive" else each.right
-  right = np.clip([right_of(each) for each in line.rating_probs], 0, 1)  # rounded beyond
+  probs = np.array([msgspec.structs.astuple(each) for each in line.rating_probs])
+  right = 1 - probs[:, : 1 + (neutral == "negative")].sum(1) / probs.sum(1)
   spread = np.zeros(len(right)) if line.step_std is None else np.array(line.step_std)
   return np.stack([right - spread, right + spread], axis=1)
 

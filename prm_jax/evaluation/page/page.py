@@ -145,6 +145,7 @@ def _right(record: Mapping[str, Any], neutral: str) -> list[float]:
   """Returns P(right) of each step; nothing if the record has no scores of steps."""
   if ratings := record.get("rating_probs"):
     right = [p.get("1", 0.0) + (neutral == "positive") * p.get("0", 0.0) for p in ratings]
+    right = [p / sum(classes.values()) for p, classes in zip(right, ratings)]
   else:
     right = record.get("step_scores") or []
   return [min(p, 1.0) for p in right]
