@@ -231,14 +231,12 @@ def test_rounded_probabilities_keep_the_order_of_nearly_certain_steps(neutral, w
 
 
 def test_means_keep_the_order_of_nearly_certain_steps():
-  """The float32 mean has the precision of P(wrong), and a step of zero does not hide the others."""
-  log_probs, ids = (
-    np.float32([-1e-7, -2e-7, -3e-7, -np.inf, np.log(0.4)]),
-    np.array([0, 0, 0, 1, 1]),
-  )
-  got = agg.reduce_steps(log_probs, ids, 2, ("mean", "soft_min"), temperature=0.003)
+  """The float32 means have the precision of P(wrong), and of steps that are far from certain."""
+  log_probs, ids = np.float32([-1e-7, -2e-7, -3e-7, -14, np.log(0.9)]), np.array([0, 0, 0, 1, 1])
+  got = agg.reduce_steps(log_probs, ids, 2, ("mean", "soft_min"))
+  p, weight = np.exp(np.float64(log_probs[3:])), np.exp(-np.exp(np.float64(log_probs[3:])) / 0.1)
   np.testing.assert_allclose(got[:, 0], -2e-7, rtol=1e-4)
-  np.testing.assert_allclose(got[1, 1], np.log(0.4) - 0.4 / 0.003, rtol=1e-6)
+  np.testing.assert_allclose(got[:, 1], [np.log(p.mean()), np.log(np.average(p, weights=weight))])
 
 
 def test_tiny_probabilities_do_not_underflow():

@@ -112,23 +112,18 @@ def _reduce(log_probs, solution_ids, num_solutions: int, names: tuple[str, ...],
   # log-sum-exp: probabilities relative to the largest, since all may be tiny or zero.
   top = over_solution(jax.ops.segment_max, log_probs)
   top = jnp.where(jnp.isfinite(top), top, 0)
-  excess = jnp.expm1(log_probs - top[solution_ids])
+  relative = log_probs - top[solution_ids]
   # The weights of soft_min are relative to the weakest step's, which is then 1.
-  log_weight = (jnp.exp(least)[solution_ids] - jnp.exp(log_probs)) / temperature
-  weights = total(jnp.exp(log_weight))
-  mean_excess = total(excess * jnp.exp(log_weight)) / weights
-  weighted = log_probs + log_weight
-  heaviest = over_solution(jax.ops.segment_max, weighted)
-  heaviest = jnp.where(jnp.isfinite(heaviest), heaviest, 0)
-  weighted = jnp.log(total(jnp.exp(weighted - heaviest[solution_ids]))) + heaviest
+  weight = jnp.exp((jnp.exp(least)[solution_ids] - jnp.exp(log_probs)) / temperature)
+  # Near the largest, the mean's distance from it has the digits; far below, the mean itself.
+  below = total(jnp.expm1(relative) * weight) / total(weight)
+  soft_min = jnp.log(total(jnp.exp(relative) * weight) / total(weight))
   last = over_solution(jax.ops.segment_max, jnp.arange(log_probs.size))
   scores = {  # the compiler leaves out what nobody asks for
     "product": total(log_probs),
     "min": least,
-    "mean": top + jnp.log1p(total(excess) / count),
+    "mean": top + jnp.log1p(total(jnp.expm1(relative)) / count),
     "last": log_probs.at[last].get(mode="clip"),
-    "soft_min": jnp.where(
-      mean_excess > -0.5, top + jnp.log1p(mean_excess), weighted - jnp.log(weights)
-    ),
+    "soft_min": top + jnp.where(below > -0.5, jnp.log1p(below), soft_min),
   }
   return jnp.where(count > 0, jnp.stack([scores[name] for name in names]), jnp.nan)
