@@ -20,6 +20,7 @@ COLOURS = (
   *("#00a0c6", "#a65628", "#e8a0bf"),
 )
 MARKERS = "osD^vPX*"
+MANY = 10  # names of a legend that has room among the curves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,9 @@ def draw(panels: Sequence[Panel]) -> matplotlib.figure.Figure:
   """Draws the panels: up to three side by side, more in two rows."""
   rows = 1 if len(panels) <= 3 else 2
   columns = math.ceil(len(panels) / rows)
-  size = (5.2 * columns, 4.4 * rows)
+  names = max(len(panel.curves) + 1 for panel in panels)
+  below = names > MANY  # the legend, two columns of a line each 0.18 inches high
+  size = (5.2 * columns, (4.4 + below * 0.09 * names) * rows)
   figure = matplotlib.figure.Figure(figsize=size, dpi=150, layout="constrained")
   for i, panel in enumerate(panels):
     axes = figure.add_subplot(rows, columns, i + 1)
@@ -86,7 +89,8 @@ def draw(panels: Sequence[Panel]) -> matplotlib.figure.Figure:
     # The legend names a band only if one curve among several has it.
     bands = bands if len(bands) == 1 < len(panel.curves) else {}
     handles, labels = [*axes.get_lines(), *bands.values()], [c.label for c in panel.curves]
-    legend = axes.legend(handles, ["label"] * len(handles), fontsize=8, frameon=False)
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": 2} if below else {}
+    legend = axes.legend(handles, ["label"] * len(handles), fontsize=8, frameon=False, **place)
     for text, label in zip(legend.get_texts(), [*labels, *bands]):  # "_" or "$" may be in a label
       text.set(text=label, parse_math=False)
   return figure
