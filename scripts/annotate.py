@@ -64,7 +64,7 @@ OF_SETTINGS = {field.name for field in dataclasses.fields(rollout_labels.Setting
 OF_GENERATOR = {field.name for field in dataclasses.fields(options.Generator)}
 PROMPTS = {"prompt", "system", "examples", "stop"}
 FLAGS = {  # of each method, apart from the flags of all methods
-  "model": {"model", "checkpoint", "readout", "threshold", "outcome"},
+  "model": {"model", "checkpoint", "step", "readout", "threshold", "outcome"},
   "rollouts": OF_GENERATOR | OF_SETTINGS | {"balanced", "hosts"},
   "judge": (OF_GENERATOR - PROMPTS) | {"template", "votes", "hosts"},
 }
@@ -96,6 +96,8 @@ def check(args: Args) -> None:
   if args.method == "model":
     if bool(args.checkpoint) == bool(args.model) or (args.checkpoint and args.readout):
       raise ValueError("give one of --checkpoint=DIR and --model=DIR; --readout goes with --model")
+    if args.model and args.step != "latest":
+      raise ValueError(f"--step={args.step} goes with --checkpoint")
   else:
     args.check_model()
     if args.method == "judge" and args.url and args.model:
@@ -119,7 +121,7 @@ def by_model(args: Args) -> list[str]:
       if args.model:
         scorer = Scorer.load_model(args.model, args.readout)
       else:
-        scorer = Scorer.load(args.checkpoint)
+        scorer = Scorer.load(args.checkpoint, args.step)
     journal.open(scorer.identity(), scorer.mesh)
     scorer = dataclasses.replace(scorer, journal=journal)
     given = (args.input, scorer, args.name, args.threshold, counts := collections.Counter())

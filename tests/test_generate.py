@@ -532,6 +532,8 @@ def test_generate_py_samples_from_a_run_on_text(tmp_path, text_run, sampled):
   _, out, printed = sampled(22)
   assert "66 samples" in printed
   assert Sampler.load(text_run).facts()["step"] == 2
+  with pytest.raises(ValueError, match="no checkpoint is 7"):
+    options.Generator(checkpoint=str(text_run), step="7").load()
   lines = read_lines(out)
   assert [line["problem"] for line in lines] == [f"{i}+1" for i in range(22) for _ in range(3)]
   assert all(line["logprob"] < 0 and 1 <= line["tokens"] <= 32 for line in lines)
@@ -623,6 +625,7 @@ def test_a_generator_is_trained_on_right_samples(loopback, arithmetic_data, tmp_
     ),
     (("--checkpoint=run", "--dtype=bfloat16"), "--dtype has no effect with --checkpoint"),
     (("--model=m", "--concurrency=2"), "--concurrency has no effect with --model"),
+    (("--model=m", "--step=best"), "--step has no effect with --model"),
     (("--url=http://x", "--served_model=m", "--batch=8"), "--batch has no effect with --url"),
     (("--url=http://x", "--served_model=m", "--tensor=2"), "--tensor has no effect with --url"),
   ],

@@ -12,9 +12,9 @@ from prm_jax import config as config_lib
 from prm_jax.runtime import json_lines
 
 UNUSED = {  # flags without effect, by the flag of the model; the first of those given counts
-  "url": ("batch", "dtype", "tensor"),
+  "url": ("step", "batch", "dtype", "tensor"),
   "checkpoint": ("concurrency", "dtype"),
-  "model": ("concurrency",),
+  "model": ("step", "concurrency"),
 }
 
 
@@ -25,6 +25,7 @@ Stop = Annotated[config_lib.Escaped, msgspec.Meta(min_length=1)]
 class Generator(config_lib.Checked):
   model: str = ""  # directory of a public or exported model
   checkpoint: str = ""  # or work directory of train.py
+  step: str = "latest"  # of the checkpoint: "latest", "best" by train.best_metric, or a number
   url: str = ""  # or a server with OpenAI's API, such as http://127.0.0.1:8000/v1
   served_model: str = ""  # the server's name of the model; --model then gives its tokenizer
   concurrency: config_lib.Count = 64  # requests to the server at once
@@ -85,7 +86,7 @@ class Generator(config_lib.Checked):
     if (pathlib.Path(place) / "config.json").is_file() != bool(self.model):
       kinds = "a directory with config.json goes with --model, a run of train.py with --checkpoint"
       raise ValueError(f"{place}: {kinds}")
-    return Sampler.load(place, self.dtype, self.batch, self.tensor)
+    return Sampler.load(place, self.dtype, self.batch, self.tensor, self.step)
 
   def maker(self, tokenizer) -> Callable:
     """Returns the function that makes a prompt from a problem and a seed."""

@@ -72,11 +72,13 @@ class Sampler:
     dtype: str = "float32",
     batch: int = 64,
     tensor: int = 1,
+    step: str | int = "latest",
   ) -> Self:
-    """Loads a language model as `LanguageModel.load`, a run's newest checkpoint.
+    """Loads a language model as `LanguageModel.load`.
 
     Args:
       tensor: devices of this host that share a copy of the model.
+      step: of a run's checkpoint.
 
     Raises:
       ValueError, OSError: as `LanguageModel.load`; or `tensor` does not divide the devices.
@@ -85,7 +87,7 @@ class Sampler:
     if len(devices) % tensor:
       raise ValueError(f"--tensor={tensor} does not divide the {len(devices)} devices of this host")
     mesh = sharding_lib.make_mesh(config_lib.Mesh(data=-1, fsdp=1, tensor=tensor), devices)
-    model = LanguageModel.load(directory, mesh, dtype)
+    model = LanguageModel.load(directory, mesh, dtype, step)
     ends = frozenset(_end_tokens(pathlib.Path(directory)) | {model.tokenizer.eos_id} - {None})
     return cls.of(model.params, model.config, model.tokenizer, ends, mesh, batch, model.step)
 
