@@ -4,6 +4,7 @@ prepare_data.py checks and copies them; nothing is converted, so its output is s
 """
 
 import dataclasses
+import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ class Info(NamedTuple):
   checksum: str  # SHA-256
 
 
+@functools.cache
 def url_infos() -> dict[str, Info]:
   """Returns size and SHA-256 by URL."""
   rows = (row.split() for row in CHECKSUMS.read_text().splitlines())
@@ -59,8 +61,14 @@ class Benchmark:
   ) -> dict[str, pathlib.Path]:
     """Returns the files by name: those in the folder `source`, or downloaded if that is None."""
     if source is None:
-      return download.fetch(self, self.files, None, pathlib.Path(download_dir) / self.name)
+      return self.fetch(self.files, download_dir)
     return {path.name: path for path in self.local(source)}
+
+  def fetch(
+    self, files: Sequence[str], download_dir: str | pathlib.Path
+  ) -> dict[str, pathlib.Path]:
+    """Downloads some of upstream's files, or finds them downloaded; returns them by name."""
+    return download.fetch(self, files, None, pathlib.Path(download_dir) / self.name)
 
   def records(self, directory: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Returns FILE:LINE and the record of each line of the files in a folder."""

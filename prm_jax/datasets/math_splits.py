@@ -49,9 +49,7 @@ def find_test(source: str | pathlib.Path) -> pathlib.Path | None:
 def test_file(source: str | pathlib.Path | None, download_dir: str | pathlib.Path) -> pathlib.Path:
   """Returns the list of test problems of `source`, or downloads it if that is None."""
   if source is None:
-    return download.fetch(BENCHMARK, [TEST], None, pathlib.Path(download_dir) / BENCHMARK.name)[
-      TEST
-    ]
+    return BENCHMARK.fetch([TEST], download_dir)[TEST]
   if path := download.find(download.folder(source), TEST_FILE):
     return path
   raise FileNotFoundError(f"{source} lacks {TEST_FILE}; leave the source out to download it")
