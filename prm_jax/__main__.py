@@ -23,7 +23,7 @@ CHECKOUT = (PACKAGE.parent / "scripts" / "train.py").exists()
 
 
 def scripts() -> dict[str, pathlib.Path]:
-  """Returns the scripts by command: of the checkout, or as installed with the package."""
+  """Returns the scripts by command, from the checkout or as installed with the package."""
   folder = (PACKAGE.parent if CHECKOUT else PACKAGE) / "scripts"
   commands = {path.stem: path for path in sorted(folder.glob("[a-z]*.py"))}
   if not CHECKOUT:
@@ -37,7 +37,7 @@ def purpose(script: pathlib.Path) -> str:
 
 
 def main() -> None:
-  """Runs the command of the command line; SystemExit names the nearest if it does not exist."""
+  """Runs the command of the command line; an unknown one raises SystemExit naming the nearest."""
   name, *rest = sys.argv[1:] or ["--help"]
   known, exits.COMMAND = scripts(), "prm-jax"
   if name in ("-h", "--help"):
@@ -67,7 +67,7 @@ def main() -> None:
     from prm_jax import config
 
     meant = config.nearest(command, known)
-    raise SystemExit(f"prm-jax: there is no {name}; did you mean {meant}?  --help lists all")
+    raise SystemExit(f"prm-jax: no command {name}; did you mean {meant}?  --help lists all")
 
 
 def run() -> None:

@@ -125,7 +125,7 @@ def test_commands_are_the_scripts(monkeypatch, capsys):
   assert code == 2 and "nonsense" in errors
   assert call("--version") == (0, f"prm_jax {prm_jax.__version__}\n", "")
   assert call("completion", "fish")[0].startswith("prm-jax: completion fish: expected")
-  nearest = "prm-jax: there is no scroe; did you mean score?  --help lists all"
+  nearest = "prm-jax: no command scroe; did you mean score?  --help lists all"
   assert call("scroe") == (nearest, "", "")
   assert call("doctor", "--help")[:2] == (0, f"{DOCTOR}\n")
   assert call("doctor", "--what") == (2, "", "prm-jax doctor: takes no arguments, got --what\n")

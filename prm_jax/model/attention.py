@@ -12,9 +12,9 @@ from prm_jax.model import blockwise, tree_kernel
 from prm_jax.model.block_mask import TreeMask
 from prm_jax.model.sharding import HEADS, ROWS, divides
 
-BLOCKWISE_FROM = 512  # tokens of a row from which "auto" is blockwise on CPU and GPU
-# Tokens of a block.  On CPU a block fits the cache.  On GPU each loop iteration pays the latency of
-# kernel launches, so blocks are larger; this size is reasoned, not measured.
+BLOCKWISE_FROM = 512  # shortest row, in tokens, for which "auto" is blockwise on CPU and GPU
+# Tokens per block.  On CPU a block fits the cache.  On GPU each loop iteration pays kernel-launch
+# latency, so blocks are larger; this size is reasoned, not measured.
 CPU_BLOCK, GPU_BLOCK = 64, 256
 
 
@@ -39,10 +39,9 @@ def attention(
     q: `[B, T, N, H]`.
     k, v: `[B, T, K, H]`; N is a multiple of K.
     mask: the mask of B rows of T tokens.
-    scale: factor of the scores; None: `H**-0.5`.
+    scale: multiplies the scores; None: `H**-0.5`.
     softcap: cap of the scaled scores, see `soft_cap`; 0: none.
-    implementation: see `config.Model.attention`.  Rows are padded to a multiple of the
-      implementation's block.
+    implementation: see `config.Model.attention`.  Rows are padded to a multiple of its block size.
 
   Returns:
     `[B, T, N, H]`, in the dtype of v; the softmax is float32.
@@ -56,9 +55,8 @@ def attention(
   if extra := -T % multiple:
     q, k, v = (jnp.pad(x, [(0, 0), (0, extra), (0, 0), (0, 0)]) for x in (q, k, v))
     mask = mask.padded(extra)
-  # Heads before tokens, so that both einsums are batches of plain matrices: twice as fast on CPU
-  # as contracting [B, T, K, G, H] in place.  B and K stay separate axes, so that the mesh can split
-  # them.
+  # Heads come before tokens, so that both einsums are batched matrix products: twice as fast on CPU
+  # as contracting [B, T, K, G, H] in place.  B and K stay separate axes, so that each is sharded.
   q = q.reshape(B, -1, K, N // K, H).transpose(0, 2, 3, 1, 4)
   q = q * (H**-0.5 if scale is None else scale)
   k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
@@ -67,7 +65,7 @@ def attention(
 
 
 def _choose(implementation: str, T: int) -> tuple[Callable, int]:
-  """Returns the function that computes attention, and the number of which T must be a multiple."""
+  """Returns the attention function, and the number of which it needs T to be a multiple."""
   on = platform()
   if implementation == "auto" and on == "tpu":
     implementation = "kernel" if T >= tree_kernel.LANES else "dense"
@@ -76,8 +74,8 @@ def _choose(implementation: str, T: int) -> tuple[Callable, int]:
   if implementation == "kernel":
     if on != "tpu":
       raise ValueError(
-        f'model.attention="kernel" is for TPUs, and the devices are of the platform {on}; '
-        'leave it at "auto", or choose "blockwise" or "dense"'
+        f'model.attention="kernel" needs TPUs, but the platform is {on}; leave it at "auto", or '
+        'choose "blockwise" or "dense"'
       )
     return functools.partial(_per_device, tree_kernel.attention), tree_kernel.multiple(T)
   if implementation == "blockwise":
@@ -88,7 +86,7 @@ def _choose(implementation: str, T: int) -> tuple[Callable, int]:
 
 
 def platform() -> str:
-  """Returns the platform of the current mesh, even of a described one; JAX's own without a mesh."""
+  """Returns the current mesh's platform, also of an abstract mesh; without one, JAX's default."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return jax.default_backend() if device is None else device.platform
 
@@ -110,11 +108,11 @@ def _dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, softcap: fl
 def _per_device(
   attend: Callable, q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, softcap: float
 ) -> jax.Array:
-  """Runs `attend` on each device's own rows and heads, or on all of them without a mesh.
+  """Runs `attend` on each device's shard of rows and heads, or on the whole without a mesh.
 
-  A mesh axis that does not divide rows or heads does not split them: all devices along it compute
-  the same result.  An axis that divides the query heads but not the key heads splits both, after
-  the key heads are repeated until it divides them: each device then holds the keys of its queries.
+  Rows or heads that a mesh axis does not divide are replicated over it: all its devices compute the
+  same result.  If the axis divides the query heads but not the key heads, the key heads are first
+  repeated until it divides them, so that each device holds the keys of its queries.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:

@@ -1,6 +1,6 @@
-"""The attention mask of packed trees, and its active blocks: those not masked entirely.
+"""The attention mask of packed trees, and its active blocks: those not fully masked.
 
-Most blocks of a packed row are masked entirely: they pair two examples, or a token and a sibling
+Most blocks of a packed row are fully masked: they pair two examples, or a token with a sibling
 branch that ended before it.  Blockwise attention and the TPU kernel skip them.
 """
 
@@ -10,7 +10,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-MASK_VALUE = -1e30  # a masked score; finite, so that a running maximum of them gives no NaN
+MASK_VALUE = -1e30  # a masked score; finite, so that a running maximum never leads to NaN
 
 
 @jax.tree_util.register_dataclass
@@ -24,7 +24,7 @@ class TreeMask:
 
   subtree_end: jax.Array  # int32 [B, T], index just past each token's last descendant
   positions: jax.Array | None = None  # int32 [B, T], depth of each token; needed with a window only
-  window: jax.Array | int | None = None  # tokens that a token attends to, with itself; None: all
+  window: jax.Array | int | None = None  # tokens attended to, the token itself included; None: all
 
   def dense(self) -> jax.Array:
     """Returns the whole mask, bool `[B, T, T]`, query by key.  Every token attends to itself."""
@@ -60,12 +60,12 @@ def attends(
 
 
 def active_blocks(mask: TreeMask, block_q: int, block_kv: int) -> jax.Array:
-  """Returns which blocks are not masked entirely: bool `[B, T / block_q, T / block_kv]`.
+  """Returns which blocks are active: bool `[B, T / block_q, T / block_kv]`.
 
   Without a window this is exact: if any query of a later block attends to a key, so does the
-  block's first query, and the largest `subtree_end` of the keys decides.  A window compares the
-  shallowest query with the deepest key of the two blocks: exact in a chain, while in a tree some
-  masked blocks may count as active.
+  block's first query, so the largest `subtree_end` of the keys decides.  With a window, the
+  shallowest query is compared with the deepest key of the two blocks.  That is exact for a chain;
+  in a tree some fully masked blocks may count as active.
   """
   B, T = mask.subtree_end.shape
   first_q = jnp.arange(0, T, block_q)[:, None]
@@ -79,7 +79,7 @@ def active_blocks(mask: TreeMask, block_q: int, block_kv: int) -> jax.Array:
 
 
 def active_indices(active: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Lists the indices of the true entries along the last axis of bool `[..., I, J]`, at least one.
+  """Lists the indices of the true entries (one or more) along the last axis of bool `[..., I, J]`.
 
   Returns:
     indices: int32 `[..., I, J]`, ascending.  The last index repeats to the end, so that a pipeline

@@ -42,8 +42,8 @@ def _cut(mask: TreeMask, block: int) -> tuple[TreeMask, jax.Array, jax.Array]:
   """Cuts the mask into the N blocks of all rows; indices count from the first row's start.
 
   Returns:
-    The mask `[N, block]`; for each block of queries its active blocks of keys, int32
-    `[N, T / block]`, of which the last repeats to the end; and the number of them, int32 `[N]`.
+    The mask `[N, block]`; the active key blocks of each query block, int32 `[N, T / block]`, the
+    last one repeated to the end; and their number, int32 `[N]`.
   """
   B, T = mask.subtree_end.shape
   row = jnp.arange(B, dtype=jnp.int32)[:, None]
@@ -138,8 +138,8 @@ def _backward(softcap, block, saved, gradient):
 
   def query_block(carry, inputs):
     i, q, do, lse, delta, kv_blocks, count = inputs
-    # XLA's CPU backend is slow at products with a transposed first factor, so the factors that do
-    # not change in the loop are transposed, and with them the gradients of keys and values.
+    # XLA's CPU backend is slow at products with a transposed first factor.  So the loop-invariant
+    # factors are transposed here, and the gradients of keys and values are accumulated transposed.
     q_columns, do_columns = q.swapaxes(1, 2), do.swapaxes(1, 2)
 
     def key_block(n, carry):

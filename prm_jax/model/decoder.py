@@ -35,13 +35,13 @@ REMAT_POLICIES = {
   "dots": jax.checkpoint_policies.dots_saveable,
   "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
-# Maps rotated queries [B, T, N, H], rotated keys and values [B, T, K, H], and the layer's window
-# (None: the model has none) to [B, T, N, H].
+# Maps rotated queries [B, T, N, H], rotated keys and plain values [B, T, K, H], and the layer's
+# window (None: the model has none) to [B, T, N, H].
 Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
 
 
 class StepScorer(nnx.Module):
-  """Decoder with a class head, and a language-model head that only language-model losses use."""
+  """A decoder with a class head and, unless embeddings are tied, a language-model head."""
 
   def __init__(
     self,
@@ -53,15 +53,15 @@ class StepScorer(nnx.Module):
   ):
     """Declares the parameters, with an ensemble of `heads` class heads on one trunk."""
     D, dtype, outputs = c.width, c.param_dtype, heads * num_classes
-    # Where the mesh does not divide the columns, the rows are split as well: see `embedding`.
+    # If COLUMNS does not divide the width, rows are sharded too: see `embedding`.
     self.embedding = weight(
       rngs, (vocab_size, D), c.embedding_std, (None, COLUMNS), dtype, otherwise=("fsdp", "tensor")
     )
     stack = nnx.vmap(lambda r: Block(c, r), in_axes=0, out_axes=0)
     self.blocks = stack(rngs.split(c.layers))
     self.final_norm = constant(0 if c.norm_offset else 1, (D,), (None,), dtype)
-    # The class head, float32: all parameters named head*, which only `class_logits` reads.  It is
-    # zero at first, so that training starts from uniform probabilities.
+    # The class head, in float32: all parameters named head*, which only `class_logits` reads.  It
+    # starts at zero, so that training starts from uniform probabilities.
     self.head = constant(0, (D, outputs), ("fsdp", None), "float32")
     self.head_bias = constant(0, (outputs,), (None,), "float32")
     if not c.tied_embeddings:
@@ -70,15 +70,15 @@ class StepScorer(nnx.Module):
 
   def class_logits(self, hidden: jax.Array, read_positions: jax.Array) -> jax.Array:
     """Returns the class logits of K heads at positions `[B, R]`: float32 `[B, R, K, C]`."""
-    # Gathering follows the heads, so that the gradient scatters K * C values a read, not D.  Full
-    # float32 on TPUs too, where it is not the default.
+    # The heads come before the gather, so that the gradient scatters K * C values per read, not D.
+    # HIGHEST is full float32 on TPUs too, where it is not the default.
     x = hidden.astype(jnp.float32)
     every = jnp.einsum("BTD,DC->BTC", x, self.head[...], precision=jax.lax.Precision.HIGHEST)
     logits = jnp.take_along_axis(every, read_positions[..., None], axis=1) + self.head_bias[...]
     return logits.reshape(*read_positions.shape, -1, self.num_classes)
 
   def class_log_probs(self, hidden: jax.Array, read_positions: jax.Array) -> jax.Array:
-    """Returns the class log-probabilities, float32 `[B, R, K, C]`: of the loss and of scores."""
+    """Returns the class log-probabilities, float32 `[B, R, K, C]`, for the loss and for scores."""
     return jax.nn.log_softmax(self.class_logits(hidden, read_positions))
 
   def next_token_logits(self, hidden: jax.Array) -> jax.Array:
@@ -120,12 +120,12 @@ def tree_attention(mask: TreeMask, c: config_lib.Model) -> Attention:
 
 
 def scale(c: config_lib.Model) -> float:
-  """Returns the factor of attention scores."""
+  """Returns the scale of attention scores."""
   return (c.attention_scalar or c.head_size) ** -0.5
 
 
 def sliding_layers(c: config_lib.Model) -> np.ndarray:
-  """Returns whether each layer has the window, bool `[L]`: the pattern, repeated."""
+  """Returns whether each layer has the window, bool `[L]`, by repeating `window_pattern`."""
   return np.resize([kind == "s" for kind in c.window_pattern], c.layers)
 
 
@@ -180,7 +180,7 @@ class Block(nnx.Module):
     """Maps the residual stream `[B, T, D]` to that after this layer.
 
     Args:
-      rotations: `[1 or 2, 2, B, T, 1, H / 2]`, of the tokens' positions, by `rotary.tables`.
+      rotations: `[1 or 2, 2, B, T, 1, H / 2]`, from `rotary.tables`, for the tokens' positions.
       attention: maps queries, keys and values to the output; cached decoding passes its own.
       sliding: bool `[]`, whether the layer has the window of the config.
     """
@@ -211,8 +211,8 @@ class Block(nnx.Module):
   def project(self, x: jax.Array, name: str) -> jax.Array:
     """Multiplies `x` by one of the layer's weights and its low-rank factors, and adds the bias.
 
-    Rows and tokens become one axis: XLA's CPU backend multiplies matrices a third faster than
-    stacks of them.
+    Rows and tokens are flattened into one axis: XLA's CPU backend computes one matrix product a
+    third faster than a batch of them.
     """
     c, (B, T, *_) = self.config, x.shape
     product = lambda x, name: weight_product(x, getattr(self, name)[...], gradient_dtype(c))
@@ -239,7 +239,7 @@ def weight(
 
   Args:
     axes: mesh axis of each dimension (`abstract_params`).
-    otherwise: the axes for a mesh in which `axes` do not divide the shape.
+    otherwise: the axes to use where the mesh axes `axes` do not divide the shape.
   """
   value = (std * jax.random.normal(rngs.params(), shape)).astype(dtype)
   return nnx.Param(value, axes=axes, otherwise=otherwise)
@@ -259,9 +259,9 @@ def abstract_params(
 ) -> Any:
   """Returns the parameters as a nested dict of `ShapeDtypeStruct`s with shardings.
 
-  A parameter is split over the mesh axes that it was declared with (`decoder.weight`); the leading
-  axis of stacked layers is not split.  An axis that does not divide its dimension does not split
-  it, unless the parameter declares other axes for that case.
+  A parameter is sharded over the mesh axes that it was declared with (`weight`); the leading axis
+  of stacked layers is not sharded.  Neither is a dimension that its mesh axes do not divide, unless
+  the parameter declares other axes for that case.
   """
 
   def describe(param: nnx.Variable) -> jax.ShapeDtypeStruct:
@@ -281,7 +281,7 @@ def abstract_params(
 
 
 def input_axes(name: str) -> int:
-  """Returns how many axes of a projection's weight are contracted, the first ones."""
+  """Returns the number of leading axes of a projection's weight that are contracted."""
   return 2 if name == "output" else 1  # heads and their width
 
 

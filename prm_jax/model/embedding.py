@@ -1,4 +1,4 @@
-"""The embedding of tokens, whose table is split over all devices of a replica."""
+"""The token embedding, whose table is sharded over all devices of a replica."""
 
 import functools
 from collections.abc import Callable
@@ -24,14 +24,14 @@ def residual_stream(table: jax.Array, tokens: jax.Array, c: config_lib.Model) ->
 def embed(table: jax.Array, tokens: jax.Array, c: config_lib.Model) -> jax.Array:
   """Looks up embeddings, `[B, T, D]` in `c.dtype`; their gradient is summed in float32.
 
-  Each device looks up its own columns, for all rows of its part of "data", and never holds more of
-  the table or of its gradient than its shard.  Where the mesh does not divide the columns, the
-  table's rows are split instead, and XLA gathers the whole table.
+  Each device looks up its own columns, for all rows of its shard along "data", and never holds more
+  of the table or of its gradient than its shard.  Where the mesh does not divide the columns, rows
+  and columns are both sharded (`decoder.StepScorer`), and XLA gathers the whole table.
   """
   split = _split_columns(table)
   table = split(table.astype(c.dtype), None, COLUMNS)
   x = split(table.at[split(tokens, "data", None)].get(mode="clip"), "data", None, COLUMNS)
-  # One axis is exchanged here, the other by the caller: for both at once XLA would gather x.
+  # One axis is exchanged here, the other by the caller: given both at once, XLA would gather x.
   return split(x, ROWS, None, "tensor")
 
 

@@ -8,8 +8,8 @@ from prm_jax.model import attention
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
-  """Applies RMSNorm over the last axis, in float32; Gemma's 1 + scale comes before rounding."""
-  # With the gradient for CPUs, libtpu overlaps one gather of weights less in each layer.
+  """Applies RMSNorm over the last axis, in float32; Gemma's 1 + scale is applied before rounding."""
+  # With the gradient for CPUs, libtpu would overlap one weight gather fewer in each layer.
   return (_cpu_norm if attention.platform() == "cpu" else _norm)(x, scale, c)
 
 
@@ -30,7 +30,7 @@ def _norm_forward(x, scale, c):
 
 
 def _norm_backward(c, saved, dy):
-  """Sums by products, which XLA's CPU backend computes faster than the sums of JAX's gradient."""
+  """Sums with einsums, which XLA's CPU backend computes faster than the sums of JAX's gradient."""
   x, scale = saved
   inverse, gain = _inverse_size(x, c), c.norm_offset + scale.astype(jnp.float32)
   dy = dy.astype(jnp.float32)

@@ -38,7 +38,7 @@ _sums = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def _matrices(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns x as `[S, I]` and the weight as `[I, O]`, as XLA's CPU backend copies other arrays."""
+  """Returns x as `[S, I]` and the weight as `[I, O]`: XLA's CPU backend would copy other shapes."""
   x = x.reshape(len(x), -1)
   return x, weight.reshape(x.shape[1], -1).astype(x.dtype)
 
@@ -71,14 +71,14 @@ weight_product.defvjp(_forward, _backward)
 def _transposed(x: jax.Array) -> jax.Array:
   """Returns the transpose of x `[S, I]`, by a gather.
 
-  XLA's CPU backend joins a transpose with the product, which it then computes in float32.
+  XLA's CPU backend fuses a transpose into the product, which it then computes in float32.
   """
   starts = jnp.zeros((x.shape[1], 1), jnp.int32)  # of each column
   numbers = jax.lax.GatherDimensionNumbers(
     offset_dims=(1,),
     collapsed_slice_dims=(),
     start_index_map=(0,),
-    operand_batching_dims=(1,),  # so that columns that are split over devices stay where they are
+    operand_batching_dims=(1,),  # so that columns that are sharded over devices stay in place
     start_indices_batching_dims=(0,),
   )
   return jax.lax.gather(x, starts, numbers, (len(x), 1), mode="promise_in_bounds")

@@ -11,9 +11,9 @@ from prm_jax.model.attention import platform
 
 
 def frequencies(c: config_lib.Model) -> np.ndarray:
-  """Returns the radians per token of each pair of a head's coordinates, float32 `[H / 2]`.
+  """Returns the radians per token of each coordinate pair of a head, float32 `[H / 2]`.
 
-  It computes in float64, as positions multiply the error.
+  They are computed in float64, because positions multiply the error.
   """
   frequency = float(c.rope_theta) ** -np.linspace(0, 1, c.head_size // 2, endpoint=False)
   if c.rope_scaling == "linear":
@@ -32,8 +32,8 @@ def tables(positions: jax.Array, c: config_lib.Model) -> jax.Array:
     positions: int32 `[B, T]`.
 
   Returns:
-    float32 `[1 or 2, 2, B, T, 1, H / 2]`: 2, for full and sliding layers, with `local_rope_theta`,
-    otherwise 1.
+    float32 `[1 or 2, 2, B, T, 1, H / 2]`.  With `local_rope_theta` there are 2 tables, for full and
+    for sliding layers, otherwise 1.
   """
   kinds = [c]
   if c.local_rope_theta:
@@ -41,8 +41,8 @@ def tables(positions: jax.Array, c: config_lib.Model) -> jax.Array:
   angle = positions[..., None, None] * np.stack([*map(frequencies, kinds)])[:, None, None, None]
   if platform() != "cpu":
     return jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1)
-  # A loop, because XLA's CPU backend would otherwise fuse cosines into what uses them, and compute
-  # them again for each head and layer.
+  # A loop, because XLA's CPU backend would otherwise fuse the cosines into the operations that use
+  # them, and recompute them for each head and layer.
   one = lambda odd: jnp.where(odd, jnp.sin(angle), jnp.cos(angle))
   return jax.lax.map(one, np.array([False, True])).swapaxes(0, 1)
 
@@ -52,7 +52,7 @@ def rotate(x: jax.Array, table: jax.Array) -> jax.Array:
 
   Args:
     x: `[B, T, N, H]`; coordinate i is paired with i + H / 2, as in transformers.
-    table: `[2, B, T, 1, H / 2]`, of `tables`.
+    table: `[2, B, T, 1, H / 2]`, from `tables`.
   """
   cos, sin = table
   left, right = jnp.split(x, 2, axis=-1)

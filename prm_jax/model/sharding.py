@@ -15,9 +15,9 @@ from prm_jax import config as config_lib
 from prm_jax.types import Batch
 
 AXES = ("data", "fsdp", "tensor")
-ROWS = ("data", "fsdp")  # axes that split the rows of a batch
-HEADS = "tensor"  # axis that splits attention heads
-Axis = str | tuple[str, ...] | None  # the mesh axes that split a dimension; None: not split
+ROWS = ("data", "fsdp")  # mesh axes over which the rows of a batch are sharded
+HEADS = "tensor"  # mesh axis over which attention heads are sharded
+Axis = str | tuple[str, ...] | None  # mesh axes over which a dimension is sharded; None: replicated
 
 
 def make_mesh(c: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -27,7 +27,7 @@ def make_mesh(c: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -
   the data-centre network connects, lie along the axis `data`.
 
   Raises:
-    ValueError: the axes do not use all devices, or `data` is no multiple of the slices.
+    ValueError: the axes do not use all devices, or `data` is not a multiple of the slice count.
   """
   devices = jax.devices() if devices is None else devices
   sizes = axis_sizes(c, len(devices))
@@ -54,7 +54,9 @@ def axis_sizes(c: config_lib.Mesh, count: int) -> tuple[int, ...]:
   if -1 in sizes and known and count % known == 0:
     sizes[sizes.index(-1)] = count // known
   if math.prod(sizes) != count:
-    raise ValueError(f"mesh {dict(zip(AXES, sizes))} does not use the {count} devices there are")
+    raise ValueError(
+      f"mesh {dict(zip(AXES, sizes))} does not use all of the {count} devices; set one axis to -1"
+    )
   return tuple(sizes)
 
 

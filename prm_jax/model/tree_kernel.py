@@ -1,8 +1,8 @@
 """A Pallas TPU kernel for attention over packed trees, `j <= i < subtree_end[j]`.
 
 This is FlashAttention (arXiv:2205.14135), with a backward pass for the queries and one for the keys
-and values.  As in splash attention the mask decides the grid: its steps are the active pairs of
-blocks, listed beforehand, so that a masked block costs no arithmetic, memory traffic or step.
+and values.  As in splash attention, the mask decides the grid: its steps are the active block
+pairs, listed beforehand, so that a masked block costs no arithmetic, memory traffic or grid step.
 
 Tokens lie along lanes.  Arrays are `[..., H, T]`, so that heads of size 64 also fill registers.
 Scores are `[block_kv, block_q]`: maxima, sums and log-sum-exps are then rows `[1, block_q]`, and a
@@ -23,9 +23,9 @@ from jax.experimental.pallas import tpu as pltpu
 from prm_jax.model import block_mask
 from prm_jax.model.block_mask import MASK_VALUE, TreeMask
 
-BLOCK = 512  # tokens of a block of queries or of keys, at most
+BLOCK = 512  # maximum number of tokens in a block of queries or keys
 LANES = 128  # lanes of a vector register; the tokens of a block are a multiple of it
-QUERY_BYTES = 2**19  # bytes of a block of queries with its G heads, at most, so that VMEM suffices
+QUERY_BYTES = 2**19  # maximum size of a query block with its G heads, so that VMEM suffices
 ACTIVE, FIRST, LAST = 1, 2, 4  # flags of a grid step: FIRST and LAST step of an outer block
 
 
@@ -54,7 +54,7 @@ def attention(
     q: `[B, K, G, T, H]`, scaled.
     k, v: `[B, K, T, H]`; T is a multiple of LANES.
     mask, softcap: see `blockwise.attention`.
-    block: tokens of a block, at most; a multiple of LANES.
+    block: maximum number of tokens in a block; a multiple of LANES.
     interpret: run the kernel without a TPU, for tests.
 
   Raises:
@@ -68,7 +68,7 @@ def attention(
 
 
 def multiple(T: int) -> int:
-  """Returns the number to a multiple of which rows of T tokens are padded for the kernel.
+  """Returns the multiple to which rows of T tokens are padded for the kernel.
 
   Long rows are padded to a multiple of the largest block, so that the kernel can use it.
   """
@@ -76,7 +76,7 @@ def multiple(T: int) -> int:
 
 
 def block_sizes(shape: tuple[int, ...], dtype: Any, block: int = BLOCK) -> tuple[int, int]:
-  """Returns the tokens of a block of queries and of a block of keys, for queries `[B, K, G, T, H]`.
+  """Returns the tokens in a query block and in a key block, for queries of shape `[B, K, G, T, H]`.
 
   Raises:
     ValueError: T is not a multiple of LANES.
@@ -132,7 +132,7 @@ def _forward(q, k, v, mask, settings):
     scratch=[((G, block_q), MASK_VALUE), ((G, block_q), 0), ((G, H, block_q), 0)],
     matmuls=2,
   )
-  # If saved by name (config.Model.saved), they spare the backward pass this kernel.
+  # If saved by name (config.Model.saved), the backward pass does not run this kernel again.
   out, lse = (checkpoint_name(x, "attention") for x in (out, lse))
   return out, (q, k, v, mask, out, lse)
 
@@ -164,7 +164,7 @@ def _call(
   inputs: list[tuple[str, jax.Array]],
   outputs: list[tuple[str, jax.Array | jax.ShapeDtypeStruct]],
   scratch: list[tuple[tuple[int, ...], float]],  # shapes and initial values, float32
-  matmuls: int,  # of each pair of blocks and query head
+  matmuls: int,  # per block pair and query head
   outer_kv: bool = False,  # the outer blocks are blocks of keys, not of queries
 ) -> list[jax.Array]:
   """Runs a kernel over the active pairs of blocks of each row, for each of K heads.
@@ -293,7 +293,7 @@ def _forward_kernel(flags, pair_mask, softcap, q, k, v, out, lse, maximum, total
 
 
 def _weights(g, mask, softcap, q, key, value, do, lse, delta):
-  """Returns attention weights `[block_kv, block_q]` of query head g, and its scores' gradient."""
+  """Returns attention weights `[block_kv, block_q]` of query head g, and the scores' gradient."""
   row = slice(g, g + 1)
   scores, slope = _scores(key, q[g], mask, softcap)
   weights = jnp.exp(scores - lse[row])
