@@ -246,7 +246,7 @@ def test_a_run_resumes_before_a_damaged_checkpoint(arithmetic_data, tmp_path, ca
   tiny.flip(largest(tmp_path / "checkpoints/8/params"))
   capfd.readouterr()
   assert scorer.Scorer.load(tmp_path).step == 6
-  assert "checkpoints/8 does not read back: the numbers of params/" in capfd.readouterr().err
+  assert "checkpoints/8 does not read back: the values of params/" in capfd.readouterr().err
   monkeypatch.setattr(distributed, "versions", lambda: {"jax": "0.1.2"})
   loop.run(tiny.change(experiment, "train", profile_at=9), tmp_path)
   log = capfd.readouterr().err

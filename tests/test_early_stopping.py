@@ -67,7 +67,7 @@ def test_a_run_stops_when_its_metric_no_longer_improves(
   log, last = capsys.readouterr().err, expected[2]
   assert (f"early stopping at step {last}: {metric} has not improved in" in log) == (last < 12)
   checkpoint.restore_params(tmp_path, loop.sharding_lib.make_mesh(experiment.mesh))
-  says = f"step {last} (latest) is read; step {expected[1]} (best) has a better {metric}\n"
+  says = f"using step {last} (latest); step {expected[1]} (best) has a better {metric}\n"
   assert (says in capsys.readouterr().err) == (last != expected[1])
 
 

@@ -199,7 +199,9 @@ def test_a_float32_copy_is_kept_only_of_other_dtypes():
     begin = functools.partial(step_lib.begin, optimizer=optimizer, loss=c.loss, optim=c.optim)
     assert bool(jax.eval_shape(begin, every).opt_state[0]) == has_master
   nothing = experiment(trained="head", head_scale=0)
-  with pytest.raises(ValueError, match=r"optim\.trained='head': with this loss nothing is trained"):
+  with pytest.raises(
+    ValueError, match=r"optim\.trained='head': this loss trains no such parameter"
+  ):
     selected(params(), nothing)
 
 

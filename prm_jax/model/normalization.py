@@ -8,7 +8,7 @@ from prm_jax.model import attention
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
-  """Applies RMSNorm over the last axis, in float32; Gemma's 1 + scale is applied before rounding."""
+  """Applies RMSNorm over the last axis, in float32; Gemma's 1 + scale comes before rounding."""
   # With the gradient for CPUs, libtpu would overlap one weight gather fewer in each layer.
   return (_cpu_norm if attention.platform() == "cpu" else _norm)(x, scale, c)
 

@@ -33,7 +33,8 @@ def check(c: config_lib.Train) -> None:
 def tensorboard(folder: pathlib.Path, step: int, stack: contextlib.ExitStack) -> Board:
   """Returns a writer of events to the folder tensorboard/ in `folder`; `stack` closes it.
 
-  Earlier events after `step` are dropped.  Raises ImportError without tensorboardX.
+  Events that an earlier process wrote for later steps are dropped.  Raises ImportError without
+  tensorboardX.
   """
   import tensorboardX
 
@@ -54,11 +55,11 @@ def weights_and_biases(
   folder: pathlib.Path,
   stack: contextlib.ExitStack,
 ) -> Board:
-  """Returns a writer to a run of the project `train.wandb`, which `stack` ends.
+  """Returns a writer to a W&B run of the project `train.wandb`; `stack` ends the run.
 
-  A resumed run continues it by its id, in WORKDIR/wandb_run_id.  The x-axis is a metric named
-  `step`, because the service drops records whose built-in step does not increase, such as updates
-  repeated after a resume.  WANDB_MODE=offline keeps everything in WORKDIR/wandb.
+  Resuming continues the same W&B run, whose id is in WORKDIR/wandb_run_id.  The x-axis is a metric
+  named `step`, because the service drops records whose built-in step does not increase, such as
+  updates repeated after a resume.  WANDB_MODE=offline keeps everything in WORKDIR/wandb.
 
   Args:
     folder: the local copy of `workdir`.

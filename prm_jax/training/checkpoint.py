@@ -3,7 +3,7 @@
 `DIR/checkpoints/STEP` holds the trees `params` and `optimizer`.  Its metadata are the fields of
 `Metadata`, the versions of the packages, the evaluation, and a checksum of every array.  Storage
 may silently return changed bytes, so the devices compute the checksums before saving and after
-reading.  With several hosts, all of them call every method.
+reading.  With several hosts, every host must call every method.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Unreadable(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-  """The metadata of a checkpoint that is the same at every step: settings, step contract, data."""
+  """The metadata that all checkpoints of a run share: settings, step contract, data."""
 
   config: config_lib.Experiment  # as resolved
   contract: StepContract
@@ -44,7 +44,7 @@ class Metadata:
   evaluation_hash: str = ""  # of the packed evaluation rows
 
   def facts(self, leave_out: str) -> dict[str, Any]:
-    """Returns all fields by name, but for settings marked `leave_out`, to compare runs or hosts."""
+    """Returns all fields by name, except settings marked `leave_out`, to compare runs or hosts."""
     facts = config_lib.settings(self.config, leave_out)
     contract = dataclasses.asdict(self.contract)
     facts |= {f"step contract, {name}": value for name, value in contract.items()}
@@ -53,7 +53,7 @@ class Metadata:
 
 
 def checksums(tree: Any) -> dict[str, int]:
-  """Returns the 32-bit checksum of each array of a tree by its path; no mesh or host changes it."""
+  """Returns the 32-bit checksum of each array of a tree by path, the same on any mesh or host."""
   leaves = jax.tree_util.tree_flatten_with_path(jax.device_get(_checksums(tree)))[0]
   return {jax.tree_util.keystr(path, simple=True, separator="/"): int(x) for path, x in leaves}
 
@@ -64,7 +64,7 @@ def digest(tree: Any) -> str:
 
 
 def _checksum(x: jax.Array) -> jax.Array:
-  """Returns the sum, modulo 2**32, of each element's bits times an odd number made of its index.
+  """Returns the sum, modulo 2**32, of each element's bits times an odd number made from its index.
 
   The sum does not depend on the order of addition, and every change of one element changes it.
   """
@@ -99,7 +99,7 @@ def restore_params(
 ) -> tuple[int, Metadata, Any]:
   """Returns step, metadata and parameters of a checkpoint, chosen as by `Checkpointer.newest`.
 
-  Says on standard error if the latest is read and a better one is kept.
+  Prints to standard error if the latest is used although a better one exists.
   """
   with contextlib.closing(Checkpointer(workdir)) as reader:
 
@@ -113,7 +113,7 @@ def restore_params(
     steps = reader.steps()
     ranked = reader._ranked(steps) if which == "latest" else []
     if newest and newest[0] == steps[-1] and newest[0] in ranked[1:] and distributed.is_first():
-      text = f"{workdir}: step {newest[0]} (latest) is read; step {ranked[0]} (best) has a better "
+      text = f"{workdir}: using step {newest[0]} (latest); step {ranked[0]} (best) has a better "
       print(text + reader._best_metric(steps), file=sys.stderr, flush=True)
     return newest
 
@@ -126,8 +126,8 @@ def check_same_run(now: Metadata, then: Metadata, workdir: storage.Path) -> None
   changed = [f"{key}: {old[key]!r} then, {new[key]!r} now" for key in new if old[key] != new[key]]
   if changed:
     raise ValueError(
-      f"{workdir} holds a run with other settings or data; give this one its own --workdir, or go "
-      "back to the old ones:\n  " + "\n  ".join(changed)
+      f"{workdir} holds a run with other settings or data; give this one its own --workdir, or "
+      "restore the old values:\n  " + "\n  ".join(changed)
     )
 
 
@@ -138,8 +138,8 @@ class Checkpointer:
     """Opens a work directory.
 
     Args:
-      c: which checkpoints to keep, for the run that writes them.  None: only reads, and leaves
-        unfinished saves alone, as another process may be writing them.
+      c: which checkpoints to keep, for the run that writes them.  None: read only; unfinished saves
+        are left alone, as another process may be writing them.
     """
     self._policy = c
     self.evaluations: dict[int, dict[str, Any]] = {}  # by step, of the run that writes
@@ -177,9 +177,9 @@ class Checkpointer:
 
     Args:
       read: called with step and metadata; if it raises Unreadable (as `restore` does), the
-        checkpoint before is tried.
+        previous checkpoint is tried.
       which: "latest"; "best", by the run's `train.best_metric`, or the next best if that cannot be
-        read; or a step, in place of which no other is tried.
+        read; or a step, which has no fallback.
 
     Raises:
       Unreadable: there are checkpoints, but none can be read.  They stay as they are.
@@ -204,8 +204,8 @@ class Checkpointer:
     if untried := [str(step) for step in self.steps() if step not in candidates]:
       advice = f"the other checkpoints are {', '.join(untried)}: choose one with --step"
     else:
-      advice = "no checkpoint is left to go on from; put one back, or move "
-      advice += f"{self._directory} away to begin again from step 0"
+      advice = "no checkpoint is left to resume from; restore one from a copy, or move "
+      advice += f"{self._directory} away to start again from step 0"
     raise Unreadable("\n".join([*map(str, errors.values()), advice]))
 
   def _candidates(self, which: str | int) -> list[int]:
@@ -219,7 +219,7 @@ class Checkpointer:
       why, expected = "", "latest, best (of those that were evaluated)"
       if best:
         metric, expected = self._best_metric(steps), "latest"
-        why = f": {metric} (train.best_metric) was never evaluated at one, or never defined"
+        why = f": {metric} (train.best_metric) was not evaluated at any step, or never defined"
         why += " (it needs right and wrong steps)" if metric == "auroc" else ""
       raise ValueError(
         f"{self._directory}: no checkpoint is {which}{why}; expected {expected} or one of "
@@ -231,7 +231,7 @@ class Checkpointer:
     """Returns the evaluated steps, best first; without a metric, by the run's `best_metric`."""
     known: dict[int, dict[str, Any]] = {}
     for step in sorted(steps, reverse=True):
-      with contextlib.suppress(Exception):  # `newest` reports a damaged one when it is its turn
+      with contextlib.suppress(Exception):  # `newest` reports a damaged one when it tries it
         known = self.evaluations_until(step) | known
     ranked = evaluations.ranked(known | self.evaluations, metric or self._best_metric(steps))
     return [step for step in ranked if step in steps]
@@ -244,7 +244,7 @@ class Checkpointer:
     return ""
 
   def evaluations_until(self, step: int) -> dict[int, dict[str, float | None]]:
-    """Returns the evaluations up to this step, by step, which its checkpoint holds."""
+    """Returns the evaluations up to this step, by step, from its checkpoint."""
     return {int(key): values for key, values in self.info(step).get("evaluations", {}).items()}
 
   def info(self, step: int) -> dict[str, Any]:
@@ -294,8 +294,8 @@ class Checkpointer:
       yield
     except Exception as error:
       raise OSError(
-        f"{self._directory}: saving step {step} failed: {_brief(error)}; the checkpoints before it "
-        "are whole.  Is there room, and may it be written?  Then run the same command again"
+        f"{self._directory}: saving step {step} failed: {_brief(error)}; earlier checkpoints are "
+        "intact.  Check free space and write permission, then run the same command again"
       ) from error
 
   def restore(self, step: int, abstract: TrainState) -> TrainState:
@@ -318,7 +318,7 @@ class Checkpointer:
     changed = [name for name, value in checksums(loaded).items() if value != expected.get(name)]
     if changed:
       raise Unreadable(
-        f"{path} does not read back: the numbers of {', '.join(changed)} are not those saved"
+        f"{path} does not read back: the values of {', '.join(changed)} are not those saved"
       )
     return loaded
 

@@ -15,7 +15,7 @@ def brief(evaluation: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def ranked(evaluations: Evaluations, metric: str) -> list[int]:
-  """Returns the steps at which the metric is defined, best first, the later of equals first."""
+  """Returns the steps at which the metric is defined, best first; of equals, the later first."""
   values = _values(evaluations, metric)
   return sorted(values, key=lambda step: (values[step], step), reverse=True)
 

@@ -77,13 +77,14 @@ def find(
   if not c.init.checkpoint:
     if 0 < c.model.vocab_size < tokenizer.vocab_size:
       raise ValueError(
-        f"model.vocab_size={c.model.vocab_size}, but {source} has {tokenizer.vocab_size} ids"
+        f"model.vocab_size={c.model.vocab_size}, but {source} has {tokenizer.vocab_size} ids; "
+        "raise it, or leave it out"
       )
     return c, tokenizer, c.model.vocab_size or tokenizer.vocab_size
   model = stored.config.model if stored else architecture(c.init.checkpoint)
   rows = stored.vocab_size if stored else model.vocab_size
-  # A special token may have no embedding: Gemma 3's tokenizers have one for images, also of models
-  # that read only text.
+  # A special token may have no embedding: Gemma 3's tokenizers have an image token, even those of
+  # models that read only text.
   if tokenizer.text_size > rows:
     raise ValueError(
       f"{source}: a tokenizer of {tokenizer.text_size} ids, but {c.init.checkpoint} has an "
@@ -110,8 +111,8 @@ def public_params(
     abstract: shape, dtype and sharding of the parameters, as `decoder.abstract_params` gives them.
 
   Raises:
-    ValueError: a text of `init.head_tokens` is not one token, or there are not as many as classes;
-      the run needs a language-model head and the checkpoint has none; or as `weights.load`.
+    ValueError: `init.head_tokens` does not have one text per class, each a single token; the run
+      needs a language-model head and the checkpoint has none; or as `weights.load`.
   """
   texts, classes = c.init.head_tokens, contract.classes
   ids = [tokenizer.encode(text) for text in texts]
@@ -163,8 +164,8 @@ def run_params(c: config_lib.Experiment, abstract: Params) -> tuple[Params, Step
 def model_params(c: config_lib.Experiment, abstract: Params) -> tuple[Params, StepContract | None]:
   """Returns parameters of a public model, and the contract of its step head from `prm_jax.json`.
 
-  The step head is a classifier's, if it has one of the right shape, else zeros.  The contract is
-  None without such a file.
+  The step head is the directory's own if that has the right shape, else zeros.  Without
+  `prm_jax.json` the contract is None.
 
   Raises:
     ValueError: the run needs a language-model head, and the directory is a classifier's.

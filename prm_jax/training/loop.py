@@ -27,7 +27,7 @@ from prm_jax.training.metric_log import Goodput, Log, UpdateMetrics
 from prm_jax.types import Batch, StepTree
 
 ROUND_READS_TO = 32  # of solutions in memory: few sizes of rows, so that runs share programs
-PROFILED = 3  # updates of a profiler trace
+PROFILED = 3  # updates in a profiler trace
 PREFETCHED = 2  # batches built ahead
 
 
@@ -63,7 +63,7 @@ def run(
 
 
 def train(run: "Run") -> dict[str, Any]:
-  """Makes the updates that are left, with evaluations and saves; returns and raises as `run`.
+  """Makes the remaining updates, with evaluations and saves; returns and raises as `run`.
 
   The last update is always evaluated and saved.  A preempted run only saves, as it is about to be
   killed; the process that resumes it evaluates first.
@@ -149,13 +149,13 @@ class Run:
     then = self.checkpointer.info(self.start)["versions"] if self.start else now
     changed = [f"{name} {x}, now {now.get(name)}" for name, x in then.items() if x != now.get(name)]
     if changed:
-      self.log.say(f"warning: other packages than those of step {self.start}: {'; '.join(changed)}")
+      self.log.say(f"warning: packages have changed since step {self.start}: {'; '.join(changed)}")
     tokens = c.train.batch_rows * c.data.row_length * self.rows.train.fill
     self.updates = UpdateMetrics(self.log, self.goodput, c.train, tokens)
     self.trace = stack.enter_context(contextlib.ExitStack())  # the profiler's, while it traces
 
   def first_state(self) -> step_lib.TrainState:
-    """Returns the state of the newest readable checkpoint; else random or from `init.checkpoint`.
+    """Restores the newest readable checkpoint, else starts from `init.checkpoint` or at random.
 
     The first host writes the manifest and, for a new run, the tokenizer to the work directory.
     """
@@ -183,7 +183,7 @@ class Run:
     return state
 
   def update(self, step: int, batch: Batch) -> dict[str, jax.Array]:
-    """Makes an update and returns its metrics; traces `PROFILED` from `train.profile_at` on."""
+    """Makes an update and returns its metrics; profiles `PROFILED` of them from `profile_at` on."""
     first = self.config.train.profile_at
     if step == first:
       jax.block_until_ready(self.state)
@@ -199,12 +199,12 @@ class Run:
     return metrics
 
   def evaluate(self) -> dict[str, Any]:
-    """Returns step metrics over the evaluation rows; for a language model, the loss per token.
+    """Returns step metrics over the evaluation rows; for a language model, loss and perplexity.
 
-    Every host computes the probabilities of its rows, and receives those of all rows.
+    Every host computes the probabilities of its own rows, and receives those of all rows.
     """
     c, rows, objective = self.config.train, self.rows.evaluation, self.config.loss.objective
-    size = c.batch_rows // c.microbatches  # as many as fit in training
+    size = c.batch_rows // c.microbatches  # a microbatch of training, which fits in memory
     read = lambda batch: self.call("evaluation", self.programs.read, self.state.params, batch)
     with self.goodput.spent_on("evaluation"):
       orders = packing.eval_order(rows, size, c.eval_rows)
@@ -237,7 +237,7 @@ class Run:
       return program(*args)
 
   def evaluate_and_log(self, step: int) -> dict[str, Any]:
-    """Evaluates the state of this step, for the log and for this and later checkpoints."""
+    """Evaluates the current state; this and later checkpoints store the result, and the log."""
     result, split = self.evaluate(), self.config.data.eval_name
     if not self.warned and (why := evaluations.why_undefined(result, self.config.train, split)):
       self.log.say(f"warning: {why}")
@@ -274,7 +274,7 @@ class Run:
     """
     self.lock.check()
     if not stop:
-      self.log.write(step, "goodput", self.goodput.summary())  # the next process goes on from it
+      self.log.write(step, "goodput", self.goodput.summary())  # the next process continues from it
     self.log.sync()
     with self.goodput.spent_on("checkpoint"):
       self.checkpointer.save(self.state, self.rows.metadata)
@@ -301,7 +301,7 @@ def read_rows(
   workdir: storage.Path | None = None,
   solutions: Solutions | None = None,
 ) -> Rows:
-  """Reads, converts, tokenises and packs both splits; arguments as `initialization.find`, `run`.
+  """Reads, converts, tokenises and packs both splits; arguments as in `initialization.find`, `run`.
 
   With `train.epochs`, sets the number of updates from the number of rows.
   """

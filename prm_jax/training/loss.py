@@ -53,15 +53,16 @@ def bootstrap_weights(batch: Batch, config: config_lib.Loss, seed: int) -> jax.A
 def sums(
   model: StepScorer, batch: Batch, config: config_lib.Loss, seed: int = 0
 ) -> dict[str, jax.Array]:
-  """Returns the summed losses of a batch in nats, and the number of right classes; float32 `[]`.
+  """Returns the summed losses of a batch in nats, and "correct", a count; all float32 `[]`.
 
   step: cross-entropy of the classes at each read position (paper section 2.6 and F.1: maximise the
     log-likelihood of the rating after each labelled step; appendix E for the outcome model).  For
     a soft label it is the soft cross-entropy; for k right rollouts of n, the binomial negative log-
     likelihood without its constant, in nats per rollout.  An ensemble averages over its heads.
+  correct: the number of targets whose likeliest class is the label.
   language_model: next-token cross-entropy over solution tokens, if it has a weight or is the
-    objective (which has no steps).  The first token of a branch is predicted from the last token
-    of the branch's prefix.
+    objective (then without the other two).  The first token of a branch is predicted from the last
+    token of the branch's prefix.
   """
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
   out = {}
@@ -71,7 +72,7 @@ def sums(
     out["step"] = -jnp.einsum(
       "BRC,BRK,BRKC->", class_weights(batch, config), head_weights, log_probs, precision="highest"
     )
-    # Of equal weights the last class is the label, as in `step_metrics`.
+    # If classes have equal weights, the last one is the label, as in `step_metrics`.
     label = log_probs.shape[-1] - 1 - batch.read_targets[..., ::-1].argmax(-1)
     right = jnp.exp(log_probs).mean(-2).argmax(-1) == label
     out["correct"] = jnp.sum(right, where=is_target(batch)).astype(jnp.float32)

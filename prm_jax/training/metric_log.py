@@ -19,7 +19,7 @@ from prm_jax.runtime import distributed, progress, storage, workdir_lock
 from prm_jax.training import boards
 
 AHEAD = 2  # updates that the host may dispatch ahead of the devices; a save waits for them
-DATA_BOUND = 0.1  # share of the time spent waiting for rows above which a warning is due
+DATA_BOUND = 0.1  # warn if this share of the time is spent waiting for rows
 BRIEF = 0.1  # seconds; shorter updates (toy models) never warn: every host is too slow for them
 # Keys of a goodput record that are not parts of the time.
 NO_PART = {"step", "split", "goodput", "total", "unix", "updates"}
@@ -79,7 +79,7 @@ def seconds_left(c: config_lib.Train, step: int, step_seconds: float, goodput: G
 class Log:
   """Writes one JSON line per record: `{"step": 50, "split": "train", "loss": 0.61, ...}`.
 
-  Only the first host writes.  In a bucket, the files are updated by `sync` and at the end.
+  Only the first host writes.  Files of a bucket are uploaded by `sync` and at the end.
   """
 
   def __init__(
@@ -177,7 +177,7 @@ class UpdateMetrics:
   """
 
   def __init__(self, log: Log, goodput: Goodput, c: config_lib.Train, tokens: float):
-    """An update has `tokens` in the mean."""
+    """Starts without records; `tokens` is the mean number of tokens per update."""
     self._log, self._goodput, self._config, self._tokens = log, goodput, c, tokens
     self._warned = False  # whether it has said that data is the bottleneck
     self._pending: list[dict[str, jax.Array]] = []
@@ -225,16 +225,16 @@ class UpdateMetrics:
     if slow and not self._warned:  # on every host: one machine may be slower than the others
       self._warned = True
       text = (
-        f"data is the bottleneck: {waited / seconds:.0%} of the time went to waiting for rows, "
-        "which the host's processor builds; give it more cores, or use more hosts"
+        f"data is the bottleneck: {waited / seconds:.0%} of the time was spent waiting for rows, "
+        "which the host's CPU builds; give it more cores, or use more hosts"
       )
       self._log.bar.write(distributed.of_this(text), file=sys.stderr)
     if not (math.isfinite(means["loss"]) and math.isfinite(means["gradient_norm"])):
       raise ValueError(
         f"loss {means['loss']}, gradient norm {means['gradient_norm']} in the steps up to {step}: "
-        "lower optim.learning_rate or raise optim.warmup_steps; the last checkpoint is from before"
+        "lower optim.learning_rate or raise optim.warmup_steps; the last checkpoint predates this"
       )
 
   def restart(self) -> None:
-    """Leaves the time until now, such as that of a save, out of the next record."""
+    """Excludes the time until now, such as that of a save, from the next record."""
     self._start = time.perf_counter(), self._goodput.seconds["data"]

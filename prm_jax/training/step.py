@@ -42,8 +42,8 @@ def learning_rate(c: config_lib.Optim, steps: int) -> optax.Schedule:
 def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformation:
   """Returns AdamW with the schedule `learning_rate`, after clipping by the global norm.
 
-  Matrices have weight decay, norm scales and biases do not.  `embedding_scale` and `head_scale`
-  multiply the updates of these groups, weight decay included.
+  Weight decay applies to matrices, not to norm scales and biases.  `embedding_scale` and
+  `head_scale` multiply the updates of these groups, weight decay included.
   """
   scales = {"head": c.head_scale, "language_model": c.head_scale, "embedding": c.embedding_scale}
   scale = lambda path, update: update * scales.get(group(path[0].key), 1.0)
@@ -193,24 +193,25 @@ class Programs:
 def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh) -> Programs:
   """Returns the functions of a run, sharded over `mesh`; `c` is resolved (`initialization.find`).
 
-  Runs of one process with equal settings, on the same mesh, get the same functions, which are
+  Runs of one process with equal settings and the same mesh share these functions, which are then
   traced and compiled once.
 
   Raises:
-    ValueError: the rows of a batch do not divide over passes and devices, or the number of
-      `loss.class_weights` is not that of the classes.
+    ValueError: `train.batch_rows` is not a multiple of microbatches times devices, or
+      `loss.class_weights` does not have one weight per class.
   """
   rows, passes = c.train.batch_rows, c.train.microbatches
   devices = mesh.size // mesh.shape["tensor"]
   if rows % (unit := passes * devices):
     raise ValueError(
-      f"train.batch_rows={rows} must be a multiple of {unit}: rows are split over {devices} "
-      f"devices (mesh axes data and fsdp) in {passes} passes (train.microbatches); take "
+      f"train.batch_rows={rows} must be a multiple of {unit}: rows are sharded over {devices} "
+      f"devices (mesh axes data and fsdp) in {passes} passes (train.microbatches); set "
       f"--config.train.batch_rows={-(-rows // unit) * unit}, fewer passes, or a larger "
-      "--config.mesh.tensor, which splits heads"
+      "--config.mesh.tensor, which shards heads"
     )
   if c.loss.class_weights and len(c.loss.class_weights) != num_classes:
-    raise ValueError(f"loss.class_weights={c.loss.class_weights}: there are {num_classes} classes")
+    given = f"loss.class_weights={c.loss.class_weights}"
+    raise ValueError(f"{given}: expected one weight for each of the {num_classes} classes")
   numbers = {
     "steps": c.train.steps,
     "microbatches": c.train.microbatches,

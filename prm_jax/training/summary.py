@@ -50,7 +50,7 @@ def lines(
   if options:
     yield f"compiler options: {' '.join(f'{k}={v}' for k, v in options.items())}"
   elif c.tpu.compiler_options:
-    yield "tpu.compiler_options are ignored: these are no TPUs"
+    yield "tpu.compiler_options are ignored: the devices are not TPUs"
   if start:
     yield f"resuming at step {start}"
 

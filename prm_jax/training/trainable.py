@@ -42,12 +42,12 @@ def select(params: Params, loss: config_lib.Loss, optim: config_lib.Optim) -> Pa
   if optim.trained == "lora":
     selected["blocks"] = {name: x for name, x in params["blocks"].items() if "_lora_" in name}
   if not selected:
-    raise ValueError(f"optim.trained={optim.trained!r}: with this loss nothing is trained")
+    raise ValueError(f"optim.trained={optim.trained!r}: this loss trains no such parameter")
   return selected
 
 
 def merge(params: Params, trained: Params) -> Params:
-  """Returns `params` with the arrays of `trained` put in, cast to the dtypes of `params`."""
+  """Returns `params` with their arrays in `trained` replaced, cast to the dtypes of `params`."""
   return params | {
     name: merge(params[name], x) if isinstance(x, dict) else x.astype(params[name].dtype)
     for name, x in trained.items()
@@ -55,7 +55,7 @@ def merge(params: Params, trained: Params) -> Params:
 
 
 def merge_lora(params: Params, c: config_lib.Model, dtype: str | None = None) -> Params:
-  """Returns the parameters of `lora_rank=0`: adds the factor products to the weights.
+  """Adds the products of the low-rank factors to the weights; returns parameters without factors.
 
   Args:
     dtype: of the sums; None: that of the weights.  Sums are rounded once: bfloat16 loses most of an
