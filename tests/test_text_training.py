@@ -75,7 +75,7 @@ def test_text_files_may_be_compressed_and_errors_name_the_line(tmp_path):
   bad = write_lines(tmp_path / "f.jsonl", [{"text": "fine"}, {"prompt": "a", "completion": ["b"]}])
   with pytest.raises(ValueError, match=r"f.jsonl:2: .*completion"):
     text_dataset.load(bad, tiny.TOKENIZER, 16, tiny.TOKENIZER.vocab_size)
-  with pytest.raises(ValueError, match=r"f.jsonl:1: the prompt spells out token .* of 3"):
+  with pytest.raises(ValueError, match=r"f.jsonl:1: the prompt spells out token .* only 3"):
     text_dataset.load(path, tiny.TOKENIZER, 16, 3)
 
 

@@ -20,17 +20,17 @@ from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.input_pipeline.tokenizers import PAD
 from prm_jax.types import Batch
 
-DONORS = 64  # longer pieces, shortest first, to search for a part that fits the room left in a row
+DONORS = 64  # longer pieces to search, shortest first, for a part that fits the room left in a row
 EMPTY = -1  # index of a row of padding, which completes a batch
 
 
 def plan(trees: Sequence[TokenTree], row_length: int) -> list[list[tuple[int, int, int]]]:
   """Returns the pieces of each row: tree, start and stop (see `prefix_tree.piece`).
 
-  A tree longer than a row is cut between leaves where that repeats the fewest tokens.  Then rows
-  are filled one by one, best fit first: with the longest piece that still fits or, if none does,
-  with the part of a longer piece that fills the room best, if it gains more tokens than the cut
-  repeats.  The plan is deterministic.
+  A tree longer than a row is first cut between leaves, where that repeats the fewest tokens.  Rows
+  are then filled one by one.  Each takes the longest piece that fits the room left.  If none does,
+  it takes the part of a longer piece that fills the room best, provided that the part has more
+  tokens than the cut repeats.  The plan is deterministic.
 
   Raises:
     ValueError: a path is longer than a row.
@@ -39,11 +39,11 @@ def plan(trees: Sequence[TokenTree], row_length: int) -> list[list[tuple[int, in
 
   def entry(i: int, start: int, stop: int) -> tuple[int, int, int, int]:
     tokens = stop - start + int(trees[i].positions[start])
-    return tokens, -i, start, stop  # of equally long pieces the first tree is popped first
+    return tokens, -i, start, stop  # of equally long pieces, the first tree's is popped first
 
   @functools.cache
   def cuts_of(i: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns a piece's cuts; tokens of its parts, `[beginning and end, cut]`, and their gain."""
+    """Returns the cuts of a piece, and the tokens and gain of both parts at each: `[2, cuts]`."""
     low, high = np.searchsorted(starts[i], (start, stop))
     cuts, positions = starts[i][low + 1 : high], trees[i].positions
     repeated = positions[cuts]
@@ -76,7 +76,7 @@ def plan(trees: Sequence[TokenTree], row_length: int) -> list[list[tuple[int, in
 def _cut(
   tree: TokenTree, starts: np.ndarray, row_length: int, number: int
 ) -> Iterable[tuple[int, int]]:
-  """Cuts a tree into pieces that fit a row each and repeat the fewest tokens: (start, stop)."""
+  """Cuts a tree into pieces (start, stop) that each fit a row, repeating the fewest tokens."""
   if len(tree) <= row_length:
     return [(0, len(tree))]
   repeated = tree.positions[starts[:-1]]  # tokens that a piece repeats if it begins there
@@ -88,7 +88,8 @@ def _cut(
     best[last], fewest[last] = costs.argmin(), costs.min()
     if fewest[last] == np.inf:
       raise ValueError(
-        f"example {number} has a path of {tokens[-1]} tokens, a row {row_length}: shorten it first"
+        f"example {number} has a path of {tokens[-1]} tokens, but a row holds {row_length}: "
+        "shorten it first"
       )
   ends = [len(starts) - 1]
   while ends[-1]:
@@ -101,7 +102,7 @@ def _part(
   cuts_of: Callable[[int, int, int], tuple[np.ndarray, np.ndarray, np.ndarray]],
   room: int,
 ) -> tuple[int, tuple[int, int], tuple[int, int]] | None:
-  """Finds the piece (index, part, rest) whose part fills `room` best, less repeated tokens."""
+  """Returns index, part and remainder of the piece whose part gains most tokens within `room`."""
   choice, most = None, 0
   for number, (_, i, start, stop) in enumerate(pieces):
     cuts, tokens, gain = cuts_of(-i, start, stop)
@@ -177,7 +178,7 @@ class PackedRows:
 
   @property
   def repeated(self) -> int:
-    """The number of tokens that rows repeat because their tree was cut."""
+    """The number of tokens that rows repeat because trees were cut."""
     return sum(int(self.trees[i].positions[start]) for row in self.plan for i, start, _ in row)
 
   @property
@@ -198,7 +199,7 @@ class PackedRows:
 
   @property
   def hash(self) -> str:
-    """SHA-256 of plan and content; a run resumes only on the rows that it was started with."""
+    """SHA-256 of plan and content; a run resumes only on the rows that it started with."""
     digest = hashlib.sha256(repr((self.row_length, self.plan)).encode())
     for tree in self.trees:
       for field in dataclasses.fields(tree):
@@ -223,5 +224,5 @@ def eval_order(rows: PackedRows, batch_rows: int, limit: int | None = None) -> l
 
 
 def stack(rows: Sequence[dict[str, np.ndarray]]) -> Batch:
-  """Stacks rows to a batch on the host."""
+  """Stacks rows into a batch on the host."""
   return Batch(**{key: np.stack([row[key] for row in rows]) for key in rows[0]})

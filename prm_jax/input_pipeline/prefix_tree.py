@@ -22,16 +22,16 @@ def starts(tree: TokenTree) -> np.ndarray:
 def merge(
   trees: Sequence[TokenTree], every_read: bool = False
 ) -> tuple[TokenTree, list[np.ndarray]]:
-  """Merges trees into one of their distinct tokens; of siblings, the largest subtree comes first.
+  """Merges trees into one prefix tree, in which the largest of sibling subtrees comes first.
 
-  This order groups small branches, so fewer blocks of attention are active for a few tokens.
+  This order groups small branches, so that fewer attention blocks are active for a few tokens each.
 
   Args:
-    every_read: keep a read once for each tree that has it.  Otherwise the first tree's read stands
-      for all reads at the same token with the same target.
+    every_read: keep the reads of every tree.  Otherwise the first tree's read stands for all reads
+      at the same token with the same target.
 
   Returns:
-    The merged tree, its reads sorted by position; and, for each tree, the indices of its tokens in
+    The merged tree, with reads sorted by position; and, for each tree, the indices of its tokens in
     the merged one.
   """
   tokens, depths, parents, sizes, indices = _union(trees)
@@ -47,7 +47,7 @@ def merge(
     np.concatenate([getattr(tree, name) for tree in trees])
     for name in ("read_targets", "read_solutions")
   )
-  keys = np.column_stack([positions, -targets])  # of reads at a token, the first class comes first
+  keys = np.column_stack([positions, -targets])  # reads at one token are sorted by class
   kept = np.lexsort(keys.T[::-1]) if every_read else np.unique(keys, axis=0, return_index=True)[1]
   end = np.arange(len(tokens)) + sizes[order]
   previous = np.where(predicted, parents, -1)
@@ -102,9 +102,9 @@ def _largest_first(parents: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def piece(tree: TokenTree, start: int, stop: int) -> TokenTree:
-  """Returns the tokens from `start` to `stop`, two of `starts`, and the path that leads to them.
+  """Returns the tokens from `start` to `stop`, two of `starts`, after the path that leads to them.
 
-  The path has no reads and targets, which belong to the piece that holds it first.
+  The path has neither reads nor targets here: they belong to the first piece that holds it.
   """
   prefix = np.flatnonzero(tree.subtree_end[:start] > start)
   index = np.concatenate([prefix, np.arange(start, stop)])
@@ -113,13 +113,13 @@ def piece(tree: TokenTree, start: int, stop: int) -> TokenTree:
 
 
 def tokens_of_paths(tree: TokenTree) -> int:
-  """Returns the number of tokens of all paths from root to leaf, each by itself."""
+  """Returns the total number of tokens of the paths from root to leaf, without sharing."""
   leaves = starts(tree)[1:] - 1
   return int((tree.positions[leaves] + 1).sum())
 
 
 def sequences(trees: Iterable[TokenTree]) -> list[TokenTree]:
-  """Returns each path from root to leaf by itself; a shared read stays with the first path."""
+  """Returns each path from root to leaf as a chain; a shared read stays with the first path."""
   cuts = ((tree, starts(tree)) for tree in trees)
   return [piece(tree, *ends) for tree, at in cuts for ends in itertools.pairwise(at)]
 
@@ -136,10 +136,10 @@ def shorten(tree: TokenTree, longest: int) -> TokenTree:
 def _subset(
   tree: TokenTree, index: np.ndarray, predicted: np.ndarray, reads: np.ndarray
 ) -> TokenTree:
-  """Returns the tree of the tokens at `index`, ascending and with each token's parent.
+  """Returns the tree of the tokens at `index`, which is ascending and has every token's parent.
 
   Args:
-    predicted: bool `[t]`; tokens outside it stop being language-model targets.
+    predicted: bool `[t]`; where it is False, tokens are not language-model targets.
     reads: mask of the reads to keep.
   """
   previous = tree.previous[index]

@@ -21,7 +21,7 @@ from prm_jax.types import StepContract, StepTree, problem_key
 def texts(directory: str | pathlib.Path, split: str, limit: int) -> Iterator[str]:
   """Yields problems and steps of the first `limit` records of a split, to train a tokenizer on.
 
-  The steps are those with labels or, where no step has one, those of solutions with an outcome.
+  The solutions are those with step labels or, if there are none, those with an outcome.
   """
   read = functools.partial(labelled.step_trees, directory, split, limit=limit)
   for tree in read("process")[0] or read("outcome")[0]:
@@ -39,12 +39,12 @@ def pack(
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
   """Tokenises solutions and packs them into rows.
 
-  A solution with a path longer than a row keeps the steps within a row.  For an outcome model it is
+  A solution with a path longer than a row keeps the steps that fit.  For an outcome model it is
   dropped, because an outcome belongs to the whole solution.
 
   Args:
-    merge: encode once the tokens that solutions of a problem share; otherwise encode each path by
-      itself.  Targets are the same: a step with the same rating in several solutions is one target.
+    merge: encode tokens that solutions of a problem share once; otherwise encode each path by
+      itself.  Both have the same targets: a shared step with one rating is one target.
     evaluation: count every label; an outcome model is then read at the last token only.
     round_reads_to: see `PackedRows`; rounding gives similar datasets rows of one shape.
 
@@ -108,8 +108,8 @@ def load(
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
   """Returns the packed rows of a split, and counts of conversion and packing for the manifest.
 
-  Training rows include the solutions of `data.also`, except those of problems that the first
-  dataset holds out.  They are limited to `data.share` of the problems, rounded.  A smaller share is
+  Training rows include the solutions of `data.also`, except to problems that the first dataset
+  holds out.  They are limited to a share `data.share` of all problems, rounded.  A smaller share is
   a subset of a larger one.
 
   Raises:
@@ -122,7 +122,8 @@ def load(
       first, second = map(labelled.read_manifest, (data.directory, data.also))
       a, b = first.meaning["neutral"], second.meaning["neutral"]
       if contract.objective == "process" and {a, b} == {"positive", "negative"}:
-        raise ValueError(f"neutral counts as {a} in {data.directory} and as {b} in {data.also}")
+        text = f"neutral counts as {a} in {data.directory} and as {b} in {data.also}"
+        raise ValueError(f"{text}; prepare one of them again, to match the other")
       tested = set(map(problem_key, first.test_problems))
       solutions += [tree for tree in added if problem_key(tree.problem) not in tested]
     # Not by the plain hash, as `stepwise` may have chosen its test split by that.

@@ -24,7 +24,7 @@ def encode(
 
   A long document continues in further chains.  Each repeats the last token of the chain before it,
   so that every token but the document's first is predicted once.  A completion is cut at the row's
-  end.  A prompt that spells out the tokenizer's first token does not get it twice.
+  end.  A prompt that begins with the tokenizer's BOS token does not get a second one.
   """
   begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
   if prompt:
@@ -46,7 +46,7 @@ def load(
   """Returns the packed rows of a file, plain or .gz, and counts for the run's manifest.
 
   Args:
-    vocab_size: number of tokens that the model has an embedding of.
+    vocab_size: number of tokens for which the model has an embedding.
 
   Raises:
     BadLine: a line has neither form, or a prompt spells out a token without an embedding.
@@ -67,7 +67,8 @@ def load(
     prompt = record["prompt"] if len(keys) == 2 else None
     encoded, lost = encode(prompt, record[keys[-1]], tokenizer, row_length)
     if missing := [id for piece in encoded for id in piece.tokens if id >= vocab_size]:
-      raise json_lines.BadLine(f"{where}: the prompt spells out token {missing[0]} of {vocab_size}")
+      text = f"the prompt spells out token {missing[0]}, but the model embeds only {vocab_size}"
+      raise json_lines.BadLine(f"{where}: {text}")
     pieces += encoded
     if lost:
       cut.append({"source": where, "tokens": row_length + lost, "tokens_lost": lost})

@@ -1,8 +1,8 @@
 """Encodes step trees as token trees: the model's input, and the positions that the head reads.
 
 A sequence is  [bos] problem separator step separator step separator ...  Problem, steps and
-separators are encoded apart, so that a separator is always the same tokens and training and scoring
-agree where a step ends.  (ProcessBench pull request 12: 56.1 against 60.3 mean F1 for that alone.)
+separators are encoded apart: a separator always has the same tokens, and training and scoring agree
+on where a step ends.  (ProcessBench pull request 12: 56.1 against 60.3 mean F1 for that alone.)
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ def step_contract(
   """
   ids = tuple(tokenizer.encode(separator))
   if not ids and objective != "language_model":
-    raise ValueError("the separator is empty: there is no token at which to read a step")
+    raise ValueError("data.separator is empty: there is no token at which to read a step")
   return StepContract(
     objective=objective,
     classes=tuple(classes) if objective == "process" else CLASSES[objective],
@@ -96,7 +96,7 @@ def encode(
     number: index of the solution in its dataset.
 
   Raises:
-    ValueError: the objective is the outcome, and the solution has none; or a label is none of the
+    ValueError: the objective is "outcome" and the solution has none, or a label is not among the
       contract's classes.
   """
   tokens, step_ends = _lay_out(tree, tokenizer, contract)
@@ -117,7 +117,7 @@ def encode(
 def _target(
   label: int | tuple[float, float], classes: Sequence[str], source: str
 ) -> Sequence[float]:
-  """Returns the weight of each class."""
+  """Returns the weight of each class, from a hard label or the weights of wrong and right."""
   weights = {"-1": label[0], "1": label[1]} if isinstance(label, tuple) else {str(label): 1.0}
   if unknown := weights.keys() - {*classes}:
     raise ValueError(f"{source}: label {unknown.pop()}, but the classes are {', '.join(classes)}")
@@ -139,7 +139,7 @@ def chain(ids: Sequence[int], reads: Sequence[int] = (), first: int = 1) -> Toke
   """Returns token ids as a tree without branches.
 
   Args:
-    reads: positions at which the head reads; they are no targets.
+    reads: positions at which the head reads; they have no targets.
     first: index of the first language-model target; token 0 is never one.
   """
   index = np.arange(len(ids))

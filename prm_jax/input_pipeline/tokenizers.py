@@ -1,4 +1,4 @@
-"""Tokenizers: the package's protocol, and its two kinds, tokenizer.json and SentencePiece."""
+"""Tokenizers: one interface, and its two kinds, tokenizer.json and SentencePiece."""
 
 import abc
 import hashlib
@@ -21,7 +21,7 @@ CONFIG = "tokenizer_config.json"  # names the special tokens
 SPECIAL = "special_tokens_map.json"  # also names them, in older directories
 TEMPLATE = "chat_template.jinja"
 COMPANIONS = (CONFIG, SPECIAL, TEMPLATE)  # files kept beside the tokenizer
-MOST_TEXTS = 500_000  # to train a tokenizer on; of more, every second, third, ... one is taken
+MOST_TEXTS = 500_000  # to train a tokenizer on; if there are more, every second, third, ... is used
 CONVERT = "AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers"
 # Names of the end-of-sequence token, for a file without companions.
 _ENDS = {"</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"}
@@ -39,14 +39,14 @@ class Added(msgspec.Struct):
 
 
 def token_name(config: Mapping[str, Any], key: str) -> str | None:
-  """Returns the text of a token that tokenizer_config.json has as a string or an object."""
+  """Returns the text of a token that tokenizer_config.json gives as a string or an object."""
   value = config.get(key)
   value = value.get("content") if isinstance(value, dict) else value
   return value if isinstance(value, str) else None
 
 
 def chat_template(config: Mapping[str, Any]) -> str | None:
-  """Returns the chat template of tokenizer_config.json, the default one of several.
+  """Returns the chat template of tokenizer_config.json; of several, the one named "default".
 
   Raises:
     ValueError: it is neither a text nor a list of named texts.
@@ -75,7 +75,7 @@ class Tokenizer(abc.ABC):
   eos_id: int | None
   kind: str  # the file's name
   settings: dict[str, Any]  # from tokenizer_config.json and the files beside it
-  hash: str  # SHA-256 of the file and of its setting of the first token; in the step contract
+  hash: str  # SHA-256 of the file (and of add_bos_token=false, if SentencePiece); in the contract
 
   def __init__(self, path: str | storage.Path):
     self._path = path = storage.path(path)
@@ -126,7 +126,7 @@ class Tokenizer(abc.ABC):
     """
     directory = storage.path(directory)
     if self.kind == MODEL and (directory / JSON).exists():
-      raise ValueError(f"{directory}: has a {JSON}: two tokenizers in one directory")
+      raise ValueError(f"{directory}: has a {JSON}: two tokenizers in one directory; move it away")
     with storage.written_together() as output:
       for name, data in self.files().items():
         output(directory / name, "wb").write(data)
@@ -171,7 +171,8 @@ class TokenizerJson(Tokenizer):
     # counts for a `tokenizer.model` only.
     mask = framed.special_tokens_mask
     if 0 not in mask or mask.index(0) > 1:
-      raise ValueError(f"{path}: 'a' is {framed.tokens}; expected at most one token before it")
+      shown = f"encodes 'a' as {framed.tokens}"
+      raise ValueError(f"{path}: {shown}; expected at most one token before it")
     self.bos_id = framed.ids[0] if mask[0] else None
     self.eos_id = framed.ids[-1] if mask[-1] else None
     eos = token_name(self.settings, "eos_token")
@@ -202,7 +203,7 @@ class TokenizerJson(Tokenizer):
       self._data = self._model.to_str().encode()
 
   def encode(self, text: str, special: bool = False) -> list[int]:
-    with self._lock:  # a thread may not change the setting for another one's text
+    with self._lock:  # no thread may change the setting while another one encodes
       self._model.encode_special_tokens = not special  # as letters
       try:
         return _run(self._model.encode, text, add_special_tokens=False).ids
@@ -342,7 +343,7 @@ def train_sentencepiece(
     texts = list(texts)  # read here, because the trainer would wrap an error in reading them
     if not texts:
       raise ValueError(f"{path}: no texts to train a tokenizer on")
-    # The trainer would draw other texts in each process.
+    # The trainer's own sample of the texts would differ between processes.
     texts = texts[:: -(-len(texts) // MOST_TEXTS)]
     sentencepiece.SentencePieceTrainer.Train(
       sentence_iterator=iter(texts),
@@ -359,7 +360,7 @@ def train_sentencepiece(
       user_defined_symbols=["\n"],
       character_coverage=1.0,
       max_sentence_length=1 << 20,
-      input_sentence_size=MOST_TEXTS,  # stored in the file, of which the hash is part of contracts
+      input_sentence_size=MOST_TEXTS,  # stored in the file, whose hash is part of contracts
       shuffle_input_sentence=True,
       num_threads=1,  # the result depends on the number of threads
       minloglevel=2,
