@@ -110,7 +110,7 @@ def fetch(name: str, output: pathlib.Path, dtype: str = "float32") -> pathlib.Pa
     present = json_lines.document(directory / "provenance.json").get("dtype", dtype)
     if present != dtype:
       raise FileExistsError(f"{directory} has {present} tensors: give another --output for {dtype}")
-    print(f"{name} is there already", file=sys.stderr)
+    print(f"{name} exists already", file=sys.stderr)
     return directory
   import gguf
 

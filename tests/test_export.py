@@ -91,7 +91,7 @@ def test_a_failed_export_leaves_nothing(tmp_path):
   params = reference_models.params(BASE)
   (tmp_path / "there").mkdir()
   (tmp_path / "there/x").write_text("x")
-  with pytest.raises(FileExistsError, match="is there already"):
+  with pytest.raises(FileExistsError, match="exists already"):
     export.write(tmp_path / "there", params, BASE, VOCABULARY, contract=CONTRACT)
   with pytest.raises(TypeError):
     export.write(
@@ -203,7 +203,7 @@ def test_an_exported_run_has_the_same_probabilities(prm_run, exported, tmp_path)
   again = conftest.call_script(
     "export.py", f"--checkpoint={prm_run}", f"--output={exported}", code=1
   )
-  assert "is there already" in again.stderr
+  assert "exists already" in again.stderr
 
 
 def test_an_export_may_be_named_from_the_home_directory(prm_run, tmp_path, monkeypatch):

@@ -200,7 +200,7 @@ def test_a_model_may_lie_in_the_home_directory(tmp_path, monkeypatch):
   (tmp_path / "models" / "smollm2-135m").mkdir(parents=True)
   (tmp_path / "models" / "smollm2-135m" / "provenance.json").write_text("{}")
   done = call_script("fetch_model.py", "smollm2-135m", "--output=~/models")
-  assert "is there already" in done.stderr
+  assert "exists already" in done.stderr
   assert done.stdout == f"{tmp_path / 'models' / 'smollm2-135m'}\n"
 
 
@@ -210,7 +210,7 @@ def test_a_second_run_does_nothing(script, tmp_path, capsys):
   (tmp_path / "m").mkdir()
   (tmp_path / "m/provenance.json").write_text("{}")
   assert script.fetch("m", tmp_path) == tmp_path / "m"
-  assert "is there already" in capsys.readouterr().err
+  assert "exists already" in capsys.readouterr().err
   (tmp_path / "m/provenance.json").write_text('{"dtype": "float32"}')
   with pytest.raises(FileExistsError, match="m has float32 tensors: give another --output"):
     script.fetch("m", tmp_path, "bfloat16")

@@ -316,7 +316,7 @@ def test_the_output_is_checked_before_the_model_is_loaded(tmp_path):
   journal_lib.check_output(out)
   out.write_text("")
   flags = (f"--input={path}", "--model=nowhere")
-  assert "out.jsonl is there and finished; delete it" in error_of(f"--output={out}", *flags)
+  assert "out.jsonl exists and is finished; delete it" in error_of(f"--output={out}", *flags)
   error = error_of(f"--output={out / 'x'}", *flags)
   assert "out.jsonl" in error and "nowhere" not in error
 

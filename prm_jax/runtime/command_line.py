@@ -27,11 +27,11 @@ Args = TypeVar("Args")
 def read(path: str, kind: type[Args] = config_lib.Experiment) -> Args:
   """Runs a config file, which is Python, and returns the result of its `config()`.
 
-  A path configs/NAME.py that does not exist means the file of the project itself.
+  If configs/NAME.py does not exist here, the project's own file of that name is used.
 
   Raises:
-    SystemExit: there is no such file, it fails, or `config()` returns no `kind` (an experiment or a
-      plan); names file and line.
+    SystemExit: there is no such file, it fails, or `config()` does not return a `kind` (experiment
+      or plan).  The message names file and line.
   """
   if not os.path.exists(path) and path.startswith("configs/"):
     package = pathlib.Path(config_lib.__file__).parent
@@ -61,7 +61,7 @@ def _wrong_flag(text: str) -> NoReturn:
 
 
 def named_files(flag: str, given: Sequence[str]) -> dict[str, str]:
-  """Returns the files of NAME=FILE flags by name; ValueError: another form, or a name twice."""
+  """Returns the files of NAME=FILE flags by name; ValueError if one has no NAME or repeats it."""
   files: dict[str, str] = {}
   for text in given:
     name, _, file = text.partition("=")
@@ -79,7 +79,7 @@ def refuse(args: Any, flags: Collection[str], why: str) -> None:
 
 
 def _wrapped(text: str, width: int = sys.maxsize) -> str:
-  """Returns a text with its paragraphs wrapped, but for those that begin indented: commands."""
+  """Wraps the paragraphs of a text, except those that begin indented, which are commands."""
   wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
   fill = lambda x: x if x.startswith(" ") else wrapper.fill(" ".join(x.split()))
   return "\n\n".join(map(fill, re.split(r"\n\s*\n", text.strip("\n").rstrip())))
@@ -99,7 +99,7 @@ def parse(args: type[Args], description: str | None = None) -> Args:
   URL where a local path is expected raises ValueError.
   """
   fields, default = dataclasses.fields(args), None
-  home = lambda flag: flag[1] + os.path.expanduser(flag[2])  # shells do not do it after "="
+  home = lambda flag: flag[1] + os.path.expanduser(flag[2])  # shells do not expand "~" after "="
   argv = [re.sub(r"^(--[\w.-]+=)(~[\w.-]*)(?=/)", home, text) for text in sys.argv[1:]]
   description = description or ""
   for text in (*argv, os.getcwd()):

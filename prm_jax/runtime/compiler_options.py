@@ -1,7 +1,7 @@
 """Options of the TPU compiler, the same for a run and for compile_for_tpu.py.
 
-They were chosen by the compiler's own estimates of the production configs; docs/benchmarks.md has
-these.  All but `WHOLE_EINSUMS` are in MaxText's list (its benchmarks/xla_flags_library.py).
+They were chosen by the compiler's own estimates for the production configs (docs/benchmarks.md).
+All but `WHOLE_EINSUMS` are in MaxText's list (its benchmarks/xla_flags_library.py).
 """
 
 import jax
@@ -9,7 +9,7 @@ import jax
 from prm_jax import config as config_lib
 
 # A windowed einsum gathers a matrix slice by slice and adds each product to the whole output.  On
-# v5p the slices have 112 columns, and it takes nine times the cycles of one product.
+# v5p the slices have 112 columns, and the einsum takes nine times the cycles of one product.
 WHOLE_EINSUMS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 # Overlaps gathers of weights and reductions of gradients with matrix products.
 BESIDE_PRODUCTS = {

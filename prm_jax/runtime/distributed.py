@@ -1,4 +1,4 @@
-"""Several hosts as one job: joining it, stopping it, and checking that all hosts run the same.
+"""Jobs of several hosts: joining, stopping, and checking that all hosts run the same program.
 
 Every host runs the same program with the same settings.  Each host makes the same plan of all rows,
 and builds only the rows of a batch that its own devices hold (`sharding.global_batch`).  The first
@@ -38,8 +38,8 @@ WAITING = (
 )
 ENDING = (
   "The job's other hosts end too.  If one of them ended before this one, its log says why.  "
-  "Started again on all hosts, training continues from the newest checkpoint, other work from its "
-  "journals."
+  "Start the job again on all hosts: training resumes from the newest checkpoint, other work from "
+  "its journals."
 )
 
 
@@ -47,18 +47,18 @@ ENDING = (
 def job(c: config_lib.Hosts, saves: bool = False) -> Iterator[None]:
   """Joins the job's other processes, if there are any; ends this one if the block raises an error.
 
-  Args:
-    saves: whether the block saves its state after SIGTERM (`PreemptionGuard`); otherwise
-      SIGTERM ends this process.
-
   Enter it before JAX is used.  JAX detects the other processes on TPU slices, Kubernetes, Slurm and
   MPI, and ends this process if they do not connect within `CONNECT` seconds.
 
   After an error this process exits at once: JAX's own shutdown would wait minutes for hosts that
   wait for this one in a collective.  The exit code is 75 if another host is gone, else 1.  (On TPUs
   JAX itself ends the process by SIGABRT when another host is gone.)
+
+  Args:
+    saves: whether the block saves its state after SIGTERM (`PreemptionGuard`); otherwise
+      SIGTERM ends this process.
   """
-  jax.config.update("jax_enable_preemption_service", saves)  # it would take SIGTERM for itself
+  jax.config.update("jax_enable_preemption_service", saves)  # the service takes over SIGTERM
   _join(c)
   try:
     yield
@@ -80,9 +80,9 @@ def _left_together() -> bool:
   """Leaves the job; returns False if JAX's coordination service finds another host dead.
 
   Every host with an error calls it.  Hosts that fail alike meet at a barrier at once, and then shut
-  JAX's client down together: the end of the first host, which runs the service, would abort the
-  others.  A dead host breaks the barrier, after `SILENCE` seconds at the latest.  If the barrier
-  times out, the other hosts are alive and wait for this one, so the error is this host's own.
+  JAX's client down together; otherwise the exit of the first host, which runs the service, would
+  abort the others.  A dead host breaks the barrier, after `SILENCE` seconds at the latest.  If the
+  barrier times out, the other hosts are alive and waiting, so the error is this host's own.
   """
   timeout, start = 1.5 * SILENCE, time.monotonic()
   try:
@@ -112,7 +112,7 @@ def _join(c: config_lib.Hosts) -> None:
     alone = ("coordinator_address should be defined", "must be called before any JAX calls")
     if given or not any(text in str(error) for text in alone):
       raise
-    # a single host, or JAX is in use already, as in a notebook
+    # This is a single host, or JAX is in use already, as in a notebook.
     simulated = jax.config.jax_num_cpu_devices > 1 or "device_count" in os.getenv("XLA_FLAGS", "")
     jax.config.update("jax_cpu_enable_async_dispatch", not simulated)
   finally:
@@ -123,8 +123,8 @@ class PreemptionGuard(contextlib.ExitStack):
   """Context manager that records SIGTERM instead of ending the process.
 
   Cloud machines, Kubernetes and Slurm send SIGTERM to a process some 30 seconds before they kill
-  it.  With several hosts, JAX itself handles SIGTERM, and all stop after the same step, whichever
-  of them received it.  Outside of the main thread, no signal is recorded.
+  it.  With several hosts, JAX itself handles SIGTERM, and all hosts stop after the same step,
+  whichever of them received it.  Outside of the main thread, no signal is recorded.
   """
 
   _received = False
@@ -159,7 +159,7 @@ def of_this(text: str) -> str:
 
 @contextlib.contextmanager
 def written_together() -> Iterator[Callable[..., IO]]:
-  """Is `storage.written_together` on the first host; other hosts write to the null device."""
+  """Wraps `storage.written_together` on the first host; other hosts write to the null device."""
   if is_first():
     with storage.written_together() as output:
       yield output
@@ -174,7 +174,7 @@ def somewhere(here: bool) -> bool:
 
 
 def check_same(facts: Mapping[str, Any]) -> None:
-  """Compares values by name, as JSON, between the hosts.  All hosts call it.
+  """Checks that values, compared by name and as JSON, agree on all hosts.  All hosts call it.
 
   Raises:
     ValueError: two hosts differ; the message names the values and the hosts.

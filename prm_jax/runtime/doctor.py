@@ -28,7 +28,7 @@ PURPOSES = {
 
 
 def requirements() -> dict[str, list[Requirement]]:
-  """Returns the requirements of the installed project by extra; "": those of every install."""
+  """Returns the requirements of the installed project by extra; "" has those of every install."""
   extras = importlib.metadata.metadata(NAME).get_all("Provides-Extra") or ()
   return {extra: required(NAME, extra) for extra in ("", *extras)}
 
@@ -71,7 +71,7 @@ def report() -> str:
   lines = [
     f"prm_jax {prm_jax.__version__} in {os.path.dirname(prm_jax.__file__)}",
     f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPU cores",
-    f"products on the CPU: {dtypes()}",
+    f"matrix products on the CPU: {dtypes()}",
     f"devices: {devices()}",
     f"free disk here: {shutil.disk_usage('.').free / 1e9:.0f} GB",
     "",
@@ -80,7 +80,7 @@ def report() -> str:
     wanted = requirements()
   except importlib.metadata.PackageNotFoundError:
     return "\n".join([*lines, "not installed; in the checkout: pip install -e '.[train]'"])
-  lines.append("packages of (in a clone: pip install '.[NAME]')")
+  lines.append("packages of each extra (in a clone: pip install '.[NAME]')")
   for extra, purpose in PURPOSES.items():
     lacking = sorted(missing(wanted.get(extra, [])))
     name = f"[{extra}]" if extra else "prm_jax"
@@ -92,7 +92,7 @@ def report() -> str:
 
 
 def dtypes() -> str:
-  """Returns the measured speed of products in each dtype on the CPU, and what follows."""
+  """Returns the measured speed of matrix products per dtype on the CPU, and the dtype to prefer."""
   try:
     full, half = gflops("float32"), gflops("bfloat16")
   except Exception as error:  # as in `devices`

@@ -1,10 +1,10 @@
-"""Exit of scripts: 0, 1 after an error in one line, 2 after a wrong flag, 130, 143 or 75 by signal.
+"""Exit codes of scripts: 0; 1 after a one-line error; 2 for a wrong flag; 130, 143, 75 by signal.
 
 After SIGINT the process dies of that signal, as shells expect: a loop around the script ends too.
 
-A thread answers SIGINT and SIGTERM, so that the script stops at once even inside compiled code.  It
-deletes unfinished files and ends the process.  An exception would not do: libraries would take it
-for damage and swallow it, and XLA's threads would run into Python's shutdown.
+A thread handles SIGINT and SIGTERM, so that the script stops at once even inside compiled code.  It
+deletes unfinished files and ends the process.  An exception would not do: libraries would mistake
+it for damage and swallow it, and XLA's threads would run into Python's shutdown.
 
 Scripts call `on_signals` before their other imports, so this module imports nothing slow.
 """
@@ -21,7 +21,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 
-# 75, a temporary failure: start the job again.  systemd and others take 143 for a stop on purpose.
+# 75, a temporary failure: start the job again.  To systemd and others, 143 is an intended stop.
 AGAIN = os.EX_TEMPFAIL
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # 130, 143, as in shells
 RESUME = "; run the same command again to resume"
@@ -30,9 +30,9 @@ EXPECTED = ValueError, OSError, RuntimeError, MemoryError  # of input or machine
 
 COMMAND = ""  # `prm-jax NAME`, if that started the script
 UNFINISHED: set[pathlib.Path] = set()  # files and directories without their final names
-COMMIT = threading.Lock()  # held while files are renamed, so that all of them are or none
+COMMIT = threading.Lock()  # held while files are renamed, so that either all are or none
 _LEAVING, _HALTED = threading.Event(), threading.Event()
-HALT = 0.2  # seconds for the main thread to halt; in compiled code it does not, nor does it write
+HALT = 0.2  # seconds for the main thread to halt; in compiled code it neither halts nor writes
 
 
 class Preempted(BaseException):  # like KeyboardInterrupt, it passes `except Exception`
@@ -128,7 +128,7 @@ def script() -> str:
 
 
 def run(main: Callable[[], None]) -> None:
-  """Calls a script's `main`; an error of its input or its machine becomes one line and exit code 1.
+  """Calls a script's `main`; an error of input or machine becomes one line and exit code 1.
 
   A preempted run ends with one line and `AGAIN`.  Other exceptions are bugs, and keep their
   tracebacks.

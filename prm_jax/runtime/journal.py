@@ -1,9 +1,9 @@
 """A resumable job over many items, which writes one JSON lines file at its end.
 
-`OUTPUT.journal`, beside the output, has one line for each item that is done, with the item's lines
-of the output.  A kill can tear only the last line.  The next run drops that line, does the missing
+`OUTPUT.journal`, beside the output, has one line for each finished item, with that item's lines of
+the output.  A kill can tear only the last line.  The next run drops that line, does the missing
 items, and writes the output in the order of the items.  It deletes the journals last, so an output
-without a journal is finished.  Several hosts share the items, each with its own journal, on a disk
+without a journal is finished.  Several hosts share the items; each has its own journal, on a disk
 that all of them see.
 """
 
@@ -101,11 +101,11 @@ def run(
   facts: dict[str, Any],
   work: Callable[[Journal, Sequence[int]], None],
 ) -> Lines | None:
-  """Does the missing ones of `count` items, and writes the lines of all.  All hosts call it.
+  """Does those of `count` items that are missing, and writes the lines of all.  All hosts call it.
 
   Args:
-    facts: everything that the lines depend on; a journal of other facts is not continued.
-    work: adds items to this host's journal: those of `range(host, count, hosts)` not in it yet.
+    facts: everything that the lines depend on; a journal with other facts is an error.
+    work: adds to this host's journal the items of `range(host, count, hosts)` that it lacks.
 
   Returns:
     The lines, on the first host.
@@ -118,7 +118,7 @@ def run(
   facts = facts | {"hosts": hosts}
   for journal in journals(output):
     _read(journal, facts)  # raises an error if the journal of any host belongs to another run
-  # A kill came while the journals were deleted.
+  # True if a kill came while the journals were being deleted.
   finished = output.exists() and not all(path(output, i).is_file() for i in range(hosts))
   distributed.check_same(facts | {"output": finished})
   if finished:
@@ -150,7 +150,7 @@ def check_output(output: pathlib.Path) -> None:
   if not os.access(output.parent, os.W_OK):
     raise PermissionError(f"{output.parent}: cannot be written to")
   if output.exists() and not journals(output):
-    raise FileExistsError(f"{output} is there and finished; delete it to make it again")
+    raise FileExistsError(f"{output} exists and is finished; delete it to make it again")
 
 
 def check_shared(output: pathlib.Path, hosts: int) -> None:

@@ -140,7 +140,7 @@ def read(
   """Yields (line number, byte offset, object) of each line; errors as `lines` and `parse`.
 
   Args:
-    on_bad: receives FILE:LINE and error of each line that is no JSON object; None: they are raised.
+    on_bad: called with FILE:LINE and error for each line that is no JSON object; None: raise it.
   """
   name = str(path)  # converted once, not for every line
   for number, offset, line in lines(path, on_position):
@@ -190,7 +190,7 @@ def structs(path: str | pathlib.Path, kind: type[Struct]) -> Iterator[tuple[str,
 
 
 def parse(line: bytes, where: str, depth: int = MAX_DEPTH) -> dict[str, Any]:
-  """Returns the object on a line, as the json module does; `where` begins error messages.
+  """Returns the object on a line, as the json module would; error messages begin with `where`.
 
   Raises:
     BadLine: not JSON in UTF-8, not an object, nested too deeply, or half of a surrogate pair.
@@ -242,7 +242,7 @@ def decode(line: bytes, kind: type[Struct], where: str) -> Struct:
 
 
 def decode_known(line: bytes, kind: type[Struct], where: str) -> Struct:
-  """Does as `decode`, but skips keys that `kind` lacks, so that they take no memory."""
+  """As `decode`, but skips keys that `kind` lacks, so that they take no memory."""
   _check_depth(line, where)
   try:
     return msgspec.json.decode(line, type=kind)

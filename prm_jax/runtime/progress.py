@@ -25,7 +25,7 @@ class Progress(tqdm.tqdm):
     if not sys.stderr.isatty():
       options |= {"file": _Lines(), "bar_format": LINE, "leave": False}
       options |= {"mininterval": SECONDS, "delay": SECONDS, "miniters": 0}
-    self._first: tuple[float, float] | None = None  # update: its time, and what was done then
+    self._first: tuple[float, float] | None = None  # time of the first update, and `n` after it
     self._seconds_left, self._at_most = None, False
     super().__init__(*args, **options)
 
@@ -43,7 +43,7 @@ class Progress(tqdm.tqdm):
     return super().update(n)
 
   def estimate(self, seconds_left: Callable[[int], float], at_most: bool = False) -> None:
-    """Shows `seconds_left(done)` from now on, not the estimate from the rate."""
+    """Shows `seconds_left(done)` from now on, instead of an estimate from the rate."""
     self._seconds_left, self._at_most = seconds_left, at_most
 
   def left(self, done: int) -> str:
@@ -88,7 +88,7 @@ class _Lines:
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
-  """Prints `text` at once, and every `SECONDS` again with the time taken."""
+  """Prints `text` at once, and again every `SECONDS` with the time elapsed."""
   say = functools.partial(tqdm.tqdm.write, file=sys.stderr)  # beside a bar, if one is shown
   began, done = time.monotonic(), threading.Event()
 

@@ -1,6 +1,6 @@
 """Paths on a file system or in a bucket of Cloud Storage (`gs://BUCKET/DIRECTORY`).
 
-Files and directories are written under temporary names and renamed when they are whole.
+Files and directories are written under temporary names, and renamed when they are complete.
 """
 
 import contextlib
@@ -110,7 +110,8 @@ def written(name: str | os.PathLike[str], mode: Mode = "wt", compress: bool = Tr
     compress: with gzip, if the name ends in .gz.
 
   Raises:
-    OSError: the file cannot be written; names it.  Before the block, or in a bucket after it.
+    OSError: the file, which the message names, cannot be written.  Raised before the block, or for
+      a bucket after it.
   """
   with written_together() as output:
     yield output(name, mode, compress)
@@ -130,7 +131,7 @@ def written_together() -> Iterator[Callable[..., IO]]:
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / path(name).name
     if final.exists() and not final.is_file():
-      raise OSError(f"{final}: is a directory, or no plain file; give the name of a file")
+      raise OSError(f"{final}: is not a plain file; give another name")
     if final.resolve() in [other.resolve() for *_, other in files]:
       raise OSError(f"{final}: two outputs have this name; give each its own")
     unfinished = stack.enter_context(_unfinished(final, pathlib.Path.touch))
@@ -160,7 +161,7 @@ def _unfinished(
 ) -> Iterator[pathlib.Path]:
   """Makes a file or directory with a temporary name; at the end deletes it if it is still there.
 
-  First deletes the leftovers of killed processes, and puts back a directory that one moved away.
+  First deletes the leftovers of killed processes, and restores a directory that one moved away.
   """
   name = glob.escape(final.name)
   for left in final.parent.glob(f".{name}.*.unfinished"):
@@ -206,7 +207,7 @@ def refuse_existing(name: str | os.PathLike[str], replaces: str = "") -> pathlib
   directory = pathlib.Path(name).expanduser().resolve()  # follows links
   free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
   if not free and not (replaces and (directory / replaces).is_file()):
-    raise FileExistsError(f"{directory}: is there already; give the name of a new directory")
+    raise FileExistsError(f"{directory}: exists already; give the name of a new directory")
   return directory
 
 
@@ -223,7 +224,7 @@ def written_directory(name: str | os.PathLike[str], replaces: str = "") -> Itera
     yield unfinished
     replaced = unfinished.with_suffix(".replaced")
     with exits.COMMIT:
-      refuse_existing(final, replaces)  # it may have come meanwhile
+      refuse_existing(final, replaces)  # it may have appeared since
       if final.exists():  # a rename cannot replace a directory that is not empty
         final.rename(replaced)
       unfinished.rename(final)

@@ -14,10 +14,10 @@ OWN = "start one run only, or give each its own --workdir"
 
 
 class WorkdirLock:
-  """Context manager that makes and locks a work directory; on the first host.
+  """Context manager that makes and locks a work directory, on the first host only.
 
-  Entering it raises ValueError if another process has the lock or the directory is a dataset,
-  OSError if it cannot be written.
+  Entering it raises ValueError if another process has the lock or the directory is a dataset, and
+  OSError if the directory cannot be written.
 
   The operating system unlocks the file when the process ends in any way, so a leftover file means
   nothing.  A bucket has no locks: there the file names the run that started last, and `check`
@@ -56,13 +56,13 @@ class WorkdirLock:
 
   def __exit__(self, kind, error, traceback) -> None:
     self._stack.close()
-    if isinstance(error, Exception):  # another run may be its cause, by deleting files
+    if isinstance(error, Exception):  # another run may have caused it by deleting files
       with contextlib.suppress(OSError):
         if other := self.taken_by():
           raise self._lost(other) from error
 
   def taken_by(self) -> str:
-    """Returns the run that has taken over the bucket since; "": none, or not the first host."""
+    """Returns the run that has since taken over the bucket; "" if none, or on other hosts."""
     if not storage.in_bucket(self.workdir) or not distributed.is_first():
       return ""
     owner = storage.read(self._path).decode()
