@@ -83,7 +83,7 @@ def test_rows_that_do_not_divide_are_refused_with_a_remedy():
     train = config_lib.Train(batch_rows=rows, microbatches=passes)
     c = config_lib.Experiment(train=train, model=MODEL)
     message = (
-      rf"multiple of {unit}: rows .* over 8 devices .* take --config.train.batch_rows={more},"
+      rf"multiple of {unit}: rows .* over 8 devices .* set --config.train.batch_rows={more},"
     )
     with pytest.raises(ValueError, match=message):
       step_lib.make(c, 10, 3, mesh)
