@@ -206,7 +206,10 @@ def test_rope_keys_of_transformers_4_and_5_are_read_alike():
 @pytest.mark.parametrize(
   ("values", "message"),
   [
-    (LLAMA | {"model_type": "mixtral"}, "model_type='mixtral': not supported; there are llama"),
+    (
+      LLAMA | {"model_type": "mixtral"},
+      "model_type='mixtral': not supported; expected one of llama",
+    ),
     (LLAMA | {"model_type": "mistral", "rope_theta": None}, "rope_theta is missing"),
     ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "required field `hidden_size`"),
     (LLAMA | {"hidden_act": "relu2"}, "hidden_act='relu2'"),

@@ -266,7 +266,9 @@ def test_a_head_of_another_shape_is_refused(published, tmp_path):
   with pytest.raises(ValueError, match=r"score.weight is \[3, 16\], expected \[2, 16\]"):
     Scorer.load_model(tmp_path, "trl")
   own, _ = published("skywork-o1-prm")
-  with pytest.raises(ValueError, match=r"unknown: v_head.*own head cannot be started from: take"):
+  with pytest.raises(
+    ValueError, match=r"unknown: v_head.*cannot start from a published PRM's own head"
+  ):
     weights.load(own.directory, jax.eval_shape(lambda: own.params), own.config)
 
 

@@ -244,7 +244,7 @@ def test_pickles_are_never_opened(tmp_path):
   (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
   with pytest.raises(ValueError, match=r"pytorch_model\.bin.*none is ever opened.*save_pretrained"):
     weights.tensors(tmp_path)
-  with pytest.raises(FileNotFoundError, match="no model's directory"):
+  with pytest.raises(FileNotFoundError, match="not a model directory"):
     weights.tensors(tmp_path / "nowhere")
 
 

@@ -40,9 +40,9 @@ def config_json(
   dtype: str,
   tokens: Mapping[str, int | None],
 ) -> dict[str, Any]:
-  """Returns the config.json of an export, in the first family that can express the configuration.
+  """Returns the config.json of an export, of the first family that can express the configuration.
 
-  Takes the arguments of `write`.
+  Its arguments are those of `write`.
 
   Raises:
     ValueError: the model has no step head, no family has this configuration, or transformers has no
@@ -93,7 +93,7 @@ def write(
   files: Mapping[str, bytes] | None = None,
   tokens: Mapping[str, int | None] | None = None,
 ) -> None:
-  """Writes the directory whole or not at all, with one shard in memory at a time.
+  """Writes the whole directory or nothing, with one shard in memory at a time.
 
   Args:
     contract: None only for a language model.
@@ -107,7 +107,7 @@ def write(
   """
   trunk = np.dtype(params["embedding"].dtype).name
   values = config_json(config, vocab_size, contract, kind, dtype or trunk, tokens or {})
-  # `weights.load` fills it with zeros if the directory is a classifier.
+  # `weights.load` fills the language-model head with zeros if the directory is a classifier.
   if kind == "causal-lm" and "language_model" in params and not params["language_model"].any():
     raise ValueError("no language-model head: the run started from a model without one")
   left_out = decoder.is_head if kind == "causal-lm" else lambda name: name == "language_model"

@@ -20,7 +20,7 @@ from prm_jax.runtime.json_lines import show
 CHOICES = ("embedding_std", "dtype", "param_dtype", "remat", "unroll_layers", "attention")
 CHOICES += ("saved", "gradient_dtype", "lora_rank", "lora_alpha", "lora_targets")
 
-# The bounds are far above any model, so that no false size is ever allocated.
+# The bounds are far above any model, so that a wrong size is never allocated.
 Layers = Annotated[int, Meta(ge=1, le=1000)]
 Size = Annotated[int, Meta(ge=1, le=10_000_000)]
 Positive = Annotated[float, Meta(gt=0, lt=2**31)]
@@ -43,7 +43,7 @@ NUMBERS = {
   "attn_logit_softcapping": "attention_softcap",
   "final_logit_softcapping": "logit_softcap",
 }
-# Likewise for each scaling of rotary positions.
+# The same for each kind of RoPE scaling.
 ROPE_KEYS = {
   "default": {},
   "linear": {"factor": "rope_factor"},
@@ -230,7 +230,7 @@ def read(path: str | pathlib.Path) -> config_lib.Model:
   if not file.parent.is_dir():
     raise FileNotFoundError(f"{path}: no such folder; scripts/fetch_model.py downloads some models")
   if not file.is_file() and (file.parent / "checkpoints").is_dir():
-    hint = "a work directory of train.py: --checkpoint or Scorer.load reads it"
+    hint = "this is a work directory of train.py, which --checkpoint or Scorer.load reads"
     raise FileNotFoundError(f"{path}: no config.json; {hint}")
   return parse(json_lines.document(file), file)
 
@@ -243,7 +243,7 @@ def parse(values: dict[str, Any], path: str | pathlib.Path) -> config_lib.Model:
     name = MODEL_TYPES.get(str(model_type))
     if name is None:
       known = ", ".join(MODEL_TYPES)
-      raise ValueError(f"model_type={show(model_type)}: not supported; there are {known}")
+      raise ValueError(f"model_type={show(model_type)}: not supported; expected one of {known}")
     if model_type == "gemma3":  # has a vision half; two keys belong to the whole model
       text = values.get("text_config")
       if not isinstance(text, dict) or text.get("model_type", "gemma3_text") != "gemma3_text":

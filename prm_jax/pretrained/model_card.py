@@ -1,7 +1,7 @@
 """Writes the README.md of an export: a model card in the hub's format.
 
 Text from files (names, recipes, separators) is bounded and escaped, and paths of this machine are
-left out.  The card says so where a fact is unknown.
+left out.  Where a fact is unknown, the card says so.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from prm_jax.pretrained import snippets
 from prm_jax.runtime import json_lines
 from prm_jax.types import StepContract
 
-BYTES = 1 << 16  # bytes read of a text file
+BYTES = 1 << 16  # read of a text file, at most
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,39}")  # the hub's identifier, such as apache-2.0
 TEXTS = {  # wording of licence files, by the hub's identifier
@@ -37,7 +37,7 @@ NEUTRAL = {
 }
 READ = {
   "process": "at the last token of the separator after each step",
-  "outcome": "once, at the last token of all, the end of the last separator",
+  "outcome": "once, at the last token of the sequence, the end of the last separator",
 }
 CITATION = """@article{lightman2023lets,
   title={Let's Verify Step by Step},
@@ -195,8 +195,8 @@ def _contract(contract: StepContract) -> str:
   neutral = NEUTRAL.get(contract.neutral, text(contract.neutral))
   lines = [
     "## Contract\n",
-    "Probabilities mean this only for a text laid out as the code above does, which `prm_jax.json` "
-    "also says.\n",
+    "Probabilities mean this only for a text laid out as in the code above; `prm_jax.json` has the "
+    "layout in words.\n",
     f"* Separator, after the problem and after each step: {code(contract.separator)}, tokens "
     f"`{[int(each) for each in contract.separator_ids]}`, encoded by itself.",
     f"* Read {READ[contract.objective]}.",
@@ -211,7 +211,7 @@ def _contract(contract: StepContract) -> str:
 
 def _data(facts: Facts) -> str:
   c = facts.config
-  name = text(facts.dataset) or "unknown: it was not there at the export"
+  name = text(facts.dataset) or "unknown: it was missing at the export"
   lines = ["## Data\n", f"* Dataset: {name}."]
   if not facts.of_text:
     lines.append(f"* Recipe of the labels: {text(facts.contract.recipe)}.")
@@ -235,7 +235,7 @@ def _metrics(facts: Facts) -> str:
   lines = ["## Metrics\n"]
   if facts.judged:
     benchmark = text(facts.judged.get("benchmark", "?"))
-    if benchmark == "prm800k":  # which any prepared dataset is
+    if benchmark == "prm800k":  # also the name for any other prepared dataset
       benchmark = "a dataset of labelled steps (`--benchmark=prm800k`)"
     lines.append(f"evaluate.py on {benchmark}, 95 % intervals:\n")
     lines += ["| measure | value | from | to |", "|---|---|---|---|"]

@@ -1,4 +1,4 @@
-"""Reads and writes a hub directory's tensors: one safetensors file, or shards with an index."""
+"""Reads and writes a hub directory's tensors: one safetensors file, or shards and their index."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ def _opened(path: pathlib.Path) -> Any:
     return safetensors.safe_open(path, framework="numpy")
   except safetensors.SafetensorError as error:
     raise ValueError(
-      f"{path}: {error}: cut off in copying, or not a safetensors file; fetch it again"
+      f"{path}: {error}: truncated, or not a safetensors file; fetch it again"
     ) from error
 
 
@@ -86,7 +86,7 @@ def read_directory(directory: str | pathlib.Path) -> dict[str, Tensor]:
         "transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW), for a "
         "classifier AutoModelForTokenClassification; then copy the tokenizer's files"
       )
-    raise FileNotFoundError(f"{directory}: no model's directory: neither {SINGLE} nor {INDEX}")
+    raise FileNotFoundError(f"{directory}: not a model directory: no {SINGLE} and no {INDEX}")
   weight_map = json_lines.document(index).get("weight_map")
   if not isinstance(weight_map, dict) or not weight_map:
     raise ValueError(f"{index}: expected weight_map, an object of tensor names to files")
@@ -119,7 +119,7 @@ def write_directory(
   total_size = 0
 
   def finish() -> None:
-    path = directory / f"{len(shards)}.unfinished"  # the final name has the number of shards
+    path = directory / f"{len(shards)}.unfinished"  # the final name needs the number of shards
     safetensors.numpy.save_file(shard, path, metadata={"format": "pt"})  # transformers needs it
     shards.append(list(shard))
     shard.clear()

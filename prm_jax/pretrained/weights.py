@@ -1,4 +1,4 @@
-"""Loads and exports weights of public models by one table of names and axes.
+"""Loads and exports weights of public models, with one table of names and axes.
 
 A public checkpoint has one matrix per layer, outputs by inputs.  Our parameters stack the layers
 along a leading axis, and give attention heads an axis of their own.
@@ -22,7 +22,7 @@ from prm_jax.model import decoder
 from prm_jax.pretrained import safetensors_files
 from prm_jax.pretrained.safetensors_files import DTYPES, Tensor
 
-SHOWN = 10  # names in an error, at most
+SHOWN = 10  # maximum number of names in an error
 CACHED_BYTES = 2**18  # bytes of a tensor copied at a time
 
 
@@ -67,7 +67,7 @@ class Layout:
       public = source[self.name.format(layer)].read(*wanted).reshape(shape)[tuple(inside)]
       ours = self.public_order(out[i] if "L" in spans else out)
       step = max(CACHED_BYTES // public[0].nbytes, 1)
-      for at in range(0, len(public), step):  # a copy that transposes is slow outside of the cache
+      for at in range(0, len(public), step):  # a transposing copy is slow outside the cache
         ours[at : at + step] = public[at : at + step]
     return out
 
@@ -101,7 +101,7 @@ GEMMA = {
   "blocks.post_attention_norm": LAYOUTS["blocks.mlp_norm"],
   "blocks.post_mlp_norm": Layout("model.layers.{}.post_feedforward_layernorm.weight", "LD", "D"),
 }
-# Tensors computed from the configuration, or of the vision half of a model.
+# Tensors that follow from the configuration, or belong to a model's vision half.
 IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
 IGNORED += ("*vision_tower.*", "*multi_modal_projector.*")
 HEADS = ("score.", "v_head.")  # heads of published reward models; ours has score.weight and .bias
@@ -110,8 +110,8 @@ HEADS = ("score.", "v_head.")  # heads of published reward models; ours has scor
 def tensors(directory: str | pathlib.Path) -> dict[str, Tensor]:
   """Returns the tensors of a model's directory, not read yet, under the names of `LAYOUTS`.
 
-  Names lose the prefixes that models of images and text add, and get the usual prefix if the trunk
-  was saved without its language-model head.
+  Names lose the prefixes that vision-language models add, and get the usual prefix if the trunk was
+  saved without its language-model head.
 
   Raises:
     ValueError: the directory is broken, or has a tensor under two names.
@@ -136,8 +136,8 @@ def load(
 ) -> Any:
   """Loads parameters from a public model's directory, each in its dtype and sharding.
 
-  A process reads only the slices that its devices hold: it needs memory for its shards, for the
-  slice of a parameter, and for a part of its file (`safetensors_files.MAPPED_BYTES`).
+  A process reads only the slices that its devices hold.  It needs memory for its shards, one slice
+  of a parameter, and the mapped part of a file (`safetensors_files.MAPPED_BYTES`).
 
   The step head is zeros unless the directory has a `score.weight` of its shape; head parameters
   that `LAYOUTS` lacks are always zeros.  The language-model head is zeros if the directory is a
@@ -145,7 +145,7 @@ def load(
 
   Args:
     abstract: tree of `ShapeDtypeStruct` with shardings (`decoder.abstract_params`).
-    others: name patterns (as in `fnmatch`) of tensors that may exist and are not read.
+    others: name patterns (as in `fnmatch`) of further tensors to ignore.
 
   Raises:
     ValueError: tensors are missing, unknown, or of a wrong shape or dtype; the message names them.
@@ -219,7 +219,7 @@ def _check(
   ]
   if any(name.startswith(HEADS) for name in problems["unknown"]):
     messages.append(
-      "a published PRM's own head cannot be started from: take the model that it was trained from "
+      "training cannot start from a published PRM's own head: start from the PRM's base model "
       "(score.py --readout reads such heads)"
     )
   if messages:

@@ -1,7 +1,7 @@
 """Compiles the train or score step of an experiment for a TPU slice, without a TPU.
 
-The compiler partitions and lowers the step and lays out memory as for the chips, so memory and
-collectives are the compiler's own figures.  Time is an estimate (`cost_model.estimate`).
+The compiler partitions and lowers the step and lays out memory as it would for the chips, so memory
+and collectives are its own figures.  Time is an estimate (`cost_model.estimate`).
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from prm_jax.training import step as step_lib
 from prm_jax.training.step import TrainState
 from prm_jax.types import CLASSES, Batch
 
-TOKENS_PER_READ = 8  # of an abstract batch; a step of PRM800K has about 30 tokens
+TOKENS_PER_READ = 8  # in an abstract batch; a step of PRM800K has about 30 tokens
 # Without these, libtpu asks for the machine's metadata and waits for chips; its log names them.
 LIBTPU = {
   "TPU_SKIP_MDS_QUERY": "1",
@@ -68,7 +68,7 @@ class Job:
       raise ValueError(
         f"--topology={self.topology}: expected v5e or v6e and one of {', '.join(FLAT)}, or v5p and "
         f"one of {', '.join(SMALL)} or ascending multiples of 4, as in v5e:4x4; Cloud TPU's v5e-64 "
-        "is v5e:8x8 (64 chips), its v5p-64 is v5p:2x4x4 (32 chips: two cores of each count)"
+        "is v5e:8x8 (64 chips), its v5p-64 is v5p:2x4x4 (64 cores: 32 chips of two)"
       )
     shapes, cubes = (SMALL, CUBES) if generation == "v5p" else (FLAT, ())
     if shape not in shapes and shape not in cubes:
@@ -78,7 +78,7 @@ class Job:
     return tuple(int(size) for size in shape.split("x"))
 
   def rings(self) -> tuple[bool, ...]:
-    """Returns whether the links along each axis form a ring; libtpu has to be told.
+    """Returns whether the links along each axis form a ring, which libtpu does not infer.
 
     They do on v5p in slices of whole cubes of 4 x 4 x 4, and on v5e and v6e along an axis of 16,
     the pod's side (Cloud TPU documentation, "TPU v5p" and "TPU v5e").
@@ -89,7 +89,7 @@ class Job:
     return tuple(size == 16 for size in shape)
 
   def chip(self) -> cost_model.Chip:
-    """Returns the chip, with half of the link bandwidth if some axis is no ring."""
+    """Returns the chip, with half of the link bandwidth unless every axis is a ring."""
     rings, chip = self.rings(), cost_model.CHIPS[self.topology.split(":")[0]]
     return chip if all(rings) else dataclasses.replace(chip, links=chip.links / 2)
 
@@ -106,11 +106,11 @@ class Job:
 def compiled_report(job: Job) -> dict[str, Any]:
   """Compiles a job in this process, and returns its `report`.
 
-  Reads config.json of `init.checkpoint` or the metadata of a run, and without a checkpoint the
-  tokenizer's size; no weights and no data.
+  Reads no weights and no data: only config.json of `init.checkpoint`, or the metadata of a run, or
+  without a checkpoint the tokenizer's size.
 
   Raises:
-    ValueError: the topology is unknown, or its chips cannot split the rows of a batch.
+    ValueError: the topology is unknown, or the rows of a batch cannot be sharded over its chips.
     FileNotFoundError: neither a checkpoint nor a tokenizer gives the size of the vocabulary.
     jax.errors.JaxRuntimeError: the compiler has no such topology, or failed for another reason
       than the chip's memory.
@@ -133,7 +133,7 @@ def compiled_report(job: Job) -> dict[str, Any]:
         compiled, gib = memory_of(lowered)
       text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
-      # The program does not fit, or is one whose text libtpu cannot write.
+      # The program does not fit, or libtpu cannot write its text.
       if not gib["needed"] and not re.search(r"memory (space|on) hbm", str(error), re.IGNORECASE):
         raise
       why = str(error).splitlines()[0]
@@ -149,9 +149,9 @@ def compiled_report(job: Job) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def library_messages() -> Iterator[list[str]]:
-  """Captures the standard error of compiled libraries: the list gets the text after the block.
+  """Captures the standard error of compiled libraries; the list receives the text after the block.
 
-  `tee` still prints the text, so that it is seen even if the compiler aborts this process.
+  `tee` prints the text too, so that it is seen even if the compiler aborts this process.
   """
   with tempfile.NamedTemporaryFile("r") as copy:
     messages, stderr = [], os.dup(2)
@@ -207,8 +207,8 @@ def report(
 ) -> dict[str, Any]:
   """Returns the contents of `compile.json`, from the resolved experiment and its abstract state.
 
-  They are: memory allocated on a chip, in GiB, against the chip's memory (None: more than that, as
-  the compiler's message says); collectives by kind and dtype, with the bytes that reach a chip in a
+  It has the GiB allocated on a chip, beside the chip's memory (None: more than that, as the
+  compiler's message says); collectives by kind and dtype, with the bytes that reach a chip in a
   step (None: the compiler gave no text); operations; and, if the text has the compiler's cycles, an
   estimate of time with its assumptions, and the cost of the whole run.
   """
@@ -274,7 +274,7 @@ def collectives_of(program: hlo.Program) -> dict[str, Any]:
 def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
   """Returns the experiment with its checkpoint's architecture, and its vocabulary size.
 
-  The shape in the config replaces a checkpoint that is not there.
+  If the checkpoint does not exist, the config's own shape is used.
   """
   if not c.init.checkpoint:
     return c, initialization.find(c, None)[2]
@@ -283,14 +283,14 @@ def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
     return initialization.resolve(c, known), known.vocab_size
   if not c.model.vocab_size:
     raise FileNotFoundError(
-      f"{c.init.checkpoint}: no such directory; its config.json is enough, or the model's shape in "
-      "the section model of the config, with vocab_size"
+      f"{c.init.checkpoint}: no such directory; provide its config.json, or set the model's shape "
+      "in the section model of the config, with vocab_size"
     )
   return c, c.model.vocab_size
 
 
 def classes(c: config_lib.Experiment) -> int:
-  """Returns the number of classes, which training takes from the data's manifest."""
+  """Returns the number of classes that the config implies; training reads it from the manifest."""
   two = c.loss.objective == "process" and len(c.loss.class_weights) == 2
   return 2 if two else len(CLASSES[c.loss.objective])
 

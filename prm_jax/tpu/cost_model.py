@@ -17,7 +17,7 @@ from prm_jax.tpu import hlo
 from prm_jax.training import trainable
 
 KERNEL_SHARE = 0.5  # share of a chip's peak that the attention kernel's matrix products reach
-FORWARD, BACKWARD = 2, 7  # the kernel's products for a pair of blocks; arithmetic needs 2 and 4
+FORWARD, BACKWARD = 2, 7  # the kernel's products per pair of blocks; the mathematics needs 2 and 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +43,9 @@ CHIPS = {
 def step_flops(c: config_lib.Experiment, params: trainable.Params, training: bool = True) -> float:
   """Returns the floating-point operations that a step needs, without recomputation.
 
-  For each token and matrix entry: two forward, two where the gradient passes back through the
-  entry, two where the entry itself is trained.  Attention covers half of the row (causal): scores,
-  and sums of values.  Norms, biases and the step head, which reads few tokens, are left out.
+  Each token and matrix entry needs two forward, two where the gradient passes back through the
+  entry, and two where the entry itself is trained.  Causal attention (scores, and sums of values)
+  covers half of the row.  Norms, biases and the step head, which reads few tokens, are left out.
 
   Args:
     c: the resolved experiment.
@@ -145,7 +145,7 @@ def _kernel_seconds(
   if c.data.row_length < tree_kernel.LANES or c.model.attention not in ("auto", "kernel"):
     return 0.0
   heads = mesh["tensor"] if c.model.heads % mesh["tensor"] == 0 else 1
-  chips = mesh["data"] * mesh["fsdp"] * heads  # those among which rows and heads are split
+  chips = mesh["data"] * mesh["fsdp"] * heads  # over which rows and heads are sharded
   return kernel_flops(c, training) * c.train.batch_rows / chips / (chip.flops * KERNEL_SHARE)
 
 

@@ -1,4 +1,4 @@
-"""Reads cycles, loops and collectives of a compiled program on one chip from its HLO text.
+"""Reads the cycles, loops and collectives of a compiled program on one chip from its HLO text.
 
 The text is HLO after all compiler passes, as `jax.stages.Compiled.as_text()` returns it.
 Instructions in a loop count once for each trip, unlike in XLA's own cost analysis.
@@ -30,7 +30,7 @@ class Collective(NamedTuple):
   chips: int | None  # size of the replica group; None: the text does not say
   times: int  # executions in one run of the program
   loop: str | None  # the innermost while loop around it; None: outside of loops
-  overlapped: bool  # runs beside arithmetic: asynchronous, or in pieces inside fusions
+  overlapped: bool  # runs beside arithmetic: asynchronously, or in pieces inside fusions
 
   @property
   def traffic(self) -> float:
