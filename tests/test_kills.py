@@ -85,7 +85,7 @@ def test_a_damaged_shard_is_named(arithmetic_data, tmp_path):
   shutil.copytree(arithmetic_data, tmp_path / "data")
   (shard,) = (tmp_path / "data").rglob("*train.array_record*")
   tiny.flip(shard)
-  with pytest.raises(ValueError, match=rf"{shard.name}: record 0 .* write the dataset again"):
+  with pytest.raises(ValueError, match=rf"{shard.name}: record 0 .* prepare the dataset again"):
     list(prm800k.stored_records(tmp_path / "data", "train"))
 
 

@@ -109,7 +109,7 @@ def test_only_an_earlier_output_is_replaced(tmp_path, source):
   """Only an earlier output is replaced, only on request, and it stays if the new one fails."""
   output = tmp_path / "out"
   prepare.prepare_prm800k(output, source=source)
-  with pytest.raises(FileExistsError, match="give --overwrite"):
+  with pytest.raises(FileExistsError, match="add --overwrite"):
     prepare.prepare_prm800k(output, source=source)
   (output / "mark").touch()
   prepare.prepare_prm800k(output, source=source, overwrite=True)
@@ -120,7 +120,7 @@ def test_only_an_earlier_output_is_replaced(tmp_path, source):
       prepare.prepare_prm800k(source, overwrite=True, **options)
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / "manifest.json").write_text('{"train": {"tokens": 3}}')  # of train.py
-  with pytest.raises(FileExistsError, match="is of no dataset"):
+  with pytest.raises(FileExistsError, match="is not a dataset's"):
     prepare.prepare_prm800k(tmp_path / "run", source=source, overwrite=True)
   (output / "raw").mkdir()
   with pytest.raises(ValueError, match="which would be replaced"):
@@ -183,7 +183,7 @@ def test_training_reads_what_the_manifest_counts(tmp_path, source):
     ("--beam.options a=1", "--beam.options needs --beam.runner"),
     (
       "--dataset=arithmetic --arithmetic.test_problems=0 --arithmetic.train_problems=1",
-      "arithmetic: no example of the split test",
+      "arithmetic: no example in the split test",
     ),
   ],
 )

@@ -595,7 +595,7 @@ def test_data_is_checked_before_a_model_is_loaded(tmp_path, scored_lines):
   write_lines(folder / "gsm8k.jsonl", lines[:1])
   process = "--benchmark=process_bench"
   for flags, message in (
-    ([process, f"--data_dir={path}"], "scored.jsonl: a file: give the folder"),
+    ([process, f"--data_dir={path}"], "scored.jsonl: is a file; give the folder"),
     ([process, f"--data_dir={tmp_path / 'none'}"], "none: no such folder"),
     ([process, f"--data_dir={empty}"], "gsm8k.json, math.json, olympiadbench.json, omnimath"),
     ([f"--data_dir={folder}"], "data of process_bench: give --benchmark=process_bench"),

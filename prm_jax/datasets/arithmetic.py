@@ -18,7 +18,7 @@ In labelled records most steps have further completions, as in PRM800K: less car
 same step, each with its rating.
 
 `HARD` is a setting for experiments: longer chains and, beside the likely mistakes, rare ones of
-several kinds.  Few of many samples have them, but the best of many is often one that has.
+several kinds.  Few samples have a rare mistake, but the best of many samples often does.
 """
 
 import dataclasses
@@ -37,14 +37,14 @@ from prm_jax.runtime import storage
 CANDIDATES = "candidates.jsonl"
 LETTERS = "ABCDEFGH"  # name the clauses
 CONFUSED = {"+": "-", "-": "+", "*": "+", "~": "-", "<": "&", "&": "<"}  # operation: its misreading
-OPERATOR = 0.75  # share of misreadings of the operation; the rest misread the operand
+OPERATOR = 0.75  # share of misreadings that misread the operation; the others misread the operand
 SLIP = 0.12  # chance that a clause can have a slip in its result
 COPY = 0.15  # chance that an older value can be copied at a clause
 MISREAD_RATE = (0.4, 0.9)  # rate of a likely misreading: uniform in this range
 LAPSE_RATE = (0.15, 0.6)  # the same for slips and copies
 RESTATE = 0.25  # chance that a solution has a neutral step that only repeats the value
 CARELESS = 0.3  # rate of each mistake when a step is tried again
-TRIES = 4  # tries at another completion, times the number of completions of the step
+TRIES = 4  # tries at another completion, for each completion that the step has already
 STRAYS = ("result", "value", "operand", "operation")  # what a rare mistake gets wrong
 
 
@@ -261,8 +261,8 @@ def try_again(
   """Draws another completion of a step, with its rating; None if every try is in `taken`.
 
   Args:
-    taken: the step's completions so far, the solution's own first.  The second one may misread the
-      clause as the problem has it; further ones misread it at random, or few would differ.
+    taken: the step's completions so far, the solution's own first.  The second one may have the
+      problem's misreading of the clause; further ones misread it at random, or few would differ.
   """
   i, value, older = state
   clause, setting = problem.clauses[i], problem.setting
@@ -323,7 +323,7 @@ def make_row(
 
 
 def distinct_problems(seed: int, count: int, setting: Setting = Setting()) -> Iterator[Problem]:
-  """Yields `count` distinct problems of levels 1 to 5 in turn; ValueError if it finds fewer."""
+  """Yields `count` distinct problems of levels 1 to 5 in turn; ValueError if there are fewer."""
   rng = np.random.default_rng(seed)
   seen = set()
   for i in range(count):
@@ -331,7 +331,9 @@ def distinct_problems(seed: int, count: int, setting: Setting = Setting()) -> It
     tries = (make_problem(rng, level, setting) for _ in range(10_000))
     problem = next((each for each in tries if each.text not in seen), None)
     if problem is None:
-      raise ValueError(f"{i} problems are all there are: level {level} has no more")
+      raise ValueError(
+        f"only {i} distinct problems exist: level {level} has no more; ask for fewer"
+      )
     seen.add(problem.text)
     yield problem
 
@@ -373,7 +375,7 @@ class Generator(config_lib.Checked):
         yield make_row(problem, solve(problem, rng), rng, self.alternatives)
 
   def write_candidates(self, directory: str | pathlib.Path) -> None:
-    """Writes candidate solutions of the test problems: input of scripts/score.py."""
+    """Writes candidate solutions of the test problems, as input for scripts/score.py."""
     rng = np.random.default_rng([self.seed, *b"candidates"])
     with storage.written(pathlib.Path(directory) / CANDIDATES) as out:
       for i, problem in enumerate(self.problems()["test"]):

@@ -1,6 +1,6 @@
-"""Published benchmarks: files of JSON lines, upstream's or those of a folder.
+"""Published benchmarks: files of JSON lines, downloaded or in a local folder.
 
-prepare_data.py checks and copies them; nothing is converted, so its output is such a folder too.
+prepare_data.py checks and copies the files unchanged, so its output is such a folder too.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import msgspec
 from prm_jax.datasets import download
 from prm_jax.runtime import json_lines
 
-CHECKSUMS = pathlib.Path(__file__).with_name("checksums.tsv")  # of files that have published ones
+CHECKSUMS = pathlib.Path(__file__).with_name("checksums.tsv")  # the published ones
 Steps = Annotated[list[str], msgspec.Meta(min_length=1)]
 
 
@@ -36,18 +36,18 @@ class Benchmark:
   """The files of a benchmark."""
 
   name: str
-  BASE_URL: str  # of upstream's files, as of a builder of TFDS: `download.fetch` takes both
-  files: Sequence[str]  # upstream's, below it
+  BASE_URL: str  # named as in a TFDS builder, because `download.fetch` takes both
+  files: Sequence[str]  # upstream's paths below BASE_URL
   line: type[msgspec.Struct]
-  find: Callable[[pathlib.Path], Sequence[pathlib.Path]]  # those of the files that are in a folder
-  split: str = ""  # of all lines; "": each file is a split
+  find: Callable[[pathlib.Path], Sequence[pathlib.Path]]  # returns the files that a folder has
+  split: str = ""  # the split of all files; "": each file is a split
 
   @property
   def url_infos(self) -> dict[str, Info]:
     return url_infos()
 
   def local(self, source: str | pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files in a folder; FileNotFoundError or NotADirectoryError without any."""
+    """Returns the files in a folder; raises FileNotFoundError or NotADirectoryError for none."""
     folder = download.folder(source)
     if not (paths := [*self.find(folder)]):
       names = "*.jsonl" if len(self.files) > 9 else f"{', '.join(self.files)}, also as .jsonl"
@@ -59,7 +59,7 @@ class Benchmark:
   def paths(
     self, source: str | pathlib.Path | None, download_dir: str | pathlib.Path
   ) -> dict[str, pathlib.Path]:
-    """Returns the files by name: those in the folder `source`, or downloaded if that is None."""
+    """Returns the files by name: those in the folder `source`, or downloaded ones if it is None."""
     if source is None:
       return self.fetch(self.files, download_dir)
     return {path.name: path for path in self.local(source)}
@@ -67,9 +67,9 @@ class Benchmark:
   def fetch(
     self, files: Sequence[str], download_dir: str | pathlib.Path
   ) -> dict[str, pathlib.Path]:
-    """Downloads some of upstream's files, or finds them downloaded; returns them by name."""
+    """Downloads some of upstream's files, unless they were before; returns them by name."""
     return download.fetch(self, files, None, pathlib.Path(download_dir) / self.name)
 
   def records(self, directory: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Returns FILE:LINE and the record of each line of the files in a folder."""
+    """Yields FILE:LINE and the record of each line of the files in a folder."""
     return itertools.chain.from_iterable(map(json_lines.records, self.local(directory)))

@@ -28,7 +28,7 @@ def folder(source: str | pathlib.Path) -> pathlib.Path:
   if not path.exists():
     raise FileNotFoundError(f"{source}: no such folder")
   if not path.is_dir():
-    raise NotADirectoryError(f"{source}: a file: give the folder that it is in")
+    raise NotADirectoryError(f"{source}: is a file; give the folder that it is in")
   return path
 
 
@@ -65,8 +65,8 @@ def fetch(
 
   Raises:
     FileNotFoundError: names every file that is missing from `source`; or see `folder`.
-    RuntimeError: a download failed, or is not the file of `url_infos`.  (Upstream has published no
-      checksum of a file outside that table; `describe` records the one it has.)
+    RuntimeError: a download failed, or is not the file of `url_infos`.  (Files outside that table
+      have no published checksum, and are not verified; `describe` records their SHA-256.)
   """
   if source is None:
     paths = {file: pathlib.Path(download_dir).expanduser() / file for file in files}
@@ -99,7 +99,7 @@ def local(source: str | pathlib.Path, download_dir: str | pathlib.Path) -> pathl
 
 
 def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
-  """Downloads a file.  Unlike TFDS's downloader, fails at once where there is no network."""
+  """Downloads a file.  Unlike TFDS's downloader, it fails at once if there is no network."""
   if path.is_file() and info is None:
     when = datetime.date.fromtimestamp(path.stat().st_mtime)
     print(f"using {path}, downloaded on {when}; delete it to download it again", file=sys.stderr)
@@ -128,7 +128,7 @@ def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
 
 
 def _published(builder: Any, file: str) -> Any | None:
-  """Returns the size and checksum that upstream published of a file, if any."""
+  """Returns the size and checksum that upstream published for a file, if any."""
   return (builder.url_infos or {}).get(builder.BASE_URL + file)
 
 

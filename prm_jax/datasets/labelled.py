@@ -35,7 +35,7 @@ class Manifest(msgspec.Struct):
     if (self.recipe is None) != (self.dataset == "stepwise"):
       raise ValueError(f"dataset {self.dataset} with recipe {self.recipe}")
     if self.data == "stepwise/1.0.0":
-      raise ValueError("of an earlier version, whose list of test problems is not whole")
+      raise ValueError("prepared by an earlier version, which listed too few test problems")
 
   @property
   def meaning(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def step_trees(
     split: "train" or "test".  "train" leaves out the manifest's `test_problems`.
     objective: "process" for step labels, "outcome" for whole solutions with the outcome.
     limit: the largest number of records to read; None reads all.
-    alternatives: False leaves out alternative steps: each solution is a chain of judged steps.
+    alternatives: False leaves out alternative steps, so that each solution is a chain.
 
   Returns:
     The trees, and counts of what was read, kept and dropped, for the run's manifest.
@@ -103,7 +103,7 @@ def step_trees(
 def _kept(
   trees: Iterable[StepTree], objective: str, excluded: Collection[str]
 ) -> tuple[list[StepTree], dict[str, Any]]:
-  """Returns the trees to train on (process: up to the last label), and counts of rows and drops.
+  """Returns the trees to train on (process: cut after the last label), and counts for the manifest.
 
   Args:
     excluded: keys of the problems whose trees are dropped.

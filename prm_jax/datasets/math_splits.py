@@ -26,7 +26,7 @@ class Problem(msgspec.Struct):
 
 
 def find(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Returns those of the two files that are in a folder, or in `math_splits` in it."""
+  """Returns the paths of train.jsonl and test.jsonl, if in a folder or its `math_splits`."""
   return [path for file in (TRAIN, TEST) if (path := download.find(folder, f"math_splits/{file}"))]
 
 
@@ -40,14 +40,14 @@ BENCHMARK = Benchmark(
 
 
 def find_test(source: str | pathlib.Path) -> pathlib.Path | None:
-  """Finds the list of test problems in or beside a folder of PRM800K's files; None without one."""
+  """Finds the list of test problems in or beside a folder of PRM800K's files; None if missing."""
   folder = pathlib.Path(source).expanduser().absolute()
   places = (folder / TEST_FILE, folder.parent / TEST_FILE)
   return next(filter(pathlib.Path.is_file, places), None)
 
 
 def test_file(source: str | pathlib.Path | None, download_dir: str | pathlib.Path) -> pathlib.Path:
-  """Returns the list of test problems of `source`, or downloads it if that is None."""
+  """Returns the file of test problems in `source`, or downloads it if `source` is None."""
   if source is None:
     return BENCHMARK.fetch([TEST], download_dir)[TEST]
   if path := download.find(download.folder(source), TEST_FILE):

@@ -1,4 +1,4 @@
-"""Writes a dataset and its manifest to one folder, all or nothing."""
+"""Writes a dataset and its manifest to one folder, either both or neither."""
 
 import contextlib
 import dataclasses
@@ -37,7 +37,7 @@ PAPER = recipes.RECIPES["paper"]
 class Beam:
   """A runner of Apache Beam, whose workers write the same shards as one process."""
 
-  runner: str = ""  # DirectRunner, or another of Apache Beam's; "": in this process, without Beam.
+  runner: str = ""  # DirectRunner or another Beam runner; "": this process, without Beam.
   # Runner flags, without dashes: direct_num_workers=4 direct_running_mode=multi_processing.
   options: tuple[str, ...] = ()
 
@@ -71,7 +71,7 @@ def prepare_prm800k(
 ) -> dict[str, Any]:
   """Writes PRM800K and a manifest.json with the counts of `recipe`; returns the manifest.
 
-  The dataset holds every record whole; training applies the recipe when it reads them.
+  The dataset holds every record whole; training applies the recipe when it reads the records.
 
   Args:
     output: a new folder (see `new_dataset`); `overwrite` replaces an earlier output.
@@ -178,7 +178,7 @@ def prepare_benchmark(
 
 
 def _bad_records(skipped: Mapping[str, Collection[str]]) -> dict[str, Any]:
-  """Returns the manifest's entry of the bad records, whose messages are given for each split."""
+  """Returns the manifest's entry for bad records, from their messages by split."""
   examples = [text for messages in skipped.values() for text in [*messages][:10]]
   return {"count": sum(map(len, skipped.values())), "examples": examples}
 
@@ -189,10 +189,10 @@ def summarize(
   test_problems: Collection[str],
   skipped: Mapping[str, int],
 ) -> dict[str, Any]:
-  """Counts what `recipe` keeps of the written dataset, by split, with both objectives.
+  """Counts what `recipe` keeps of the written dataset, by split, for both objectives.
 
   Drops training records of `test_problems` and of the problems of the dataset's test split, and
-  lists these problems: a dataset that is trained on beside this one must leave them out too.
+  lists these problems, so that a dataset that is trained on beside this one leaves them out too.
 
   Args:
     skipped: number of bad records of each split, which were read and not written.
@@ -233,7 +233,7 @@ def new_dataset(
   source: str | pathlib.Path | None = None,
   download_dir: str | pathlib.Path | None = None,
 ) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
-  """Yields a folder that takes the name `output` when the block succeeds, and its manifest to fill.
+  """Yields a folder that takes the name `output` if the block succeeds, and a manifest to fill.
 
   Raises:
     FileExistsError: `output` is not empty, and is no earlier dataset or `overwrite` is False.
@@ -245,9 +245,11 @@ def new_dataset(
       raise ValueError(f"--{flag}={folder} is in --output={output}, which would be replaced")
   if (earlier / MANIFEST).is_file():
     if "dataset" not in json_lines.document_or_empty(earlier / MANIFEST):
-      raise FileExistsError(f"{output}: its {MANIFEST} is of no dataset; choose another --output")
+      raise FileExistsError(f"{output}: its {MANIFEST} is not a dataset's; choose another --output")
     if not overwrite:
-      raise FileExistsError(f"{output} has a {MANIFEST}: choose another, or give --overwrite=True")
+      raise FileExistsError(
+        f"{output} has a {MANIFEST}: choose another --output, or add --overwrite=True"
+      )
   manifest = {}
   with storage.written_directory(output, replaces=MANIFEST) as folder:
     yield folder, manifest
@@ -274,7 +276,7 @@ def _build(
       download_dir=download_dir or scratch, download_config=beam.download_config()
     )
   if empty := [split for split, info in builder.info.splits.items() if not info.num_examples]:
-    raise ValueError(f"{builder.name}: no example of the split {', '.join(empty)}")
+    raise ValueError(f"{builder.name}: no example in the split {', '.join(empty)}")
   return {"dataset": builder.name, "data": builder.info.full_name}
 
 

@@ -33,8 +33,8 @@ class Examples(Sequence):
     if split not in builder.info.splits:
       names = ", ".join(sorted(builder.info.splits))
       raise ValueError(
-        f"no split {split!r} in {directory}; there are: {names}.  To evaluate on one of them while "
-        f"training: --config.data.eval_split=NAME"
+        f"no split {split!r} in {directory}; its splits are {names}.  To evaluate on one of them "
+        "during training: --config.data.eval_split=NAME"
       )
     self._files = builder.info.splits[split].file_instructions
     self._data_source = builder.as_data_source(split)
@@ -52,12 +52,14 @@ class Examples(Sequence):
       ends = itertools.accumulate(file.examples_in_shard for file in self._files)
       name = next(file.filename for file, end in zip(self._files, ends) if i < end)
       damage = f"record {i} of the split is damaged, or of another dataset: {error}"
-      raise ValueError(f"{name}: {damage}; write the dataset again") from error
+      raise ValueError(f"{name}: {damage}; prepare the dataset again") from error
 
 
 def opened(directory: str | pathlib.Path) -> tfds.core.DatasetBuilder:
   """Opens the one dataset below a folder; FileNotFoundError if it has none, or several."""
   roots = [path.parent for path in pathlib.Path(directory).rglob("dataset_info.json")]
   if len(roots) != 1:
-    raise FileNotFoundError(f"{len(roots)} datasets below {directory}; prepare_data.py writes one")
+    raise FileNotFoundError(
+      f"{len(roots)} datasets below {directory}; expected one, as prepare_data.py writes it"
+    )
   return tfds.builder_from_directory(roots[0])

@@ -20,7 +20,7 @@ from prm_jax.runtime.progress import Progress
 
 
 class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
-  """Writes records of PRM800K's format; each dataset of them is a subclass named `Builder`.
+  """Writes records of PRM800K's format; each such dataset is a subclass named `Builder`.
 
   An example holds the record's JSON, byte for byte, and a few of its fields to search by.
   """
@@ -28,7 +28,7 @@ class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
   VERSION = tfds.core.Version("1.0.0")
 
   def __init__(self, *, rows: Mapping[str, Iterable[dict[str, Any]]] | None = None, **kwargs):
-    """Takes the arguments of TFDS's builders and `rows`, generated JSON objects of each split."""
+    """Takes the arguments of TFDS's builders, and `rows`: the generated JSON objects by split."""
     self._rows = rows or {}
     self.bar: Progress | None = None  # counts shards, but not those of Beam's workers
     super().__init__(file_format="array_record", **kwargs)
@@ -48,7 +48,7 @@ class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
 
 
 class _DeterministicWriter(writer.ExampleWriter):
-  """Writes the same bytes in every process: sorts an example's features, whose order varies."""
+  """Writes the same bytes in every process, by sorting an example's features."""
 
   def __init__(self, file_format, bar: Progress | None):
     super().__init__(file_format)
@@ -76,7 +76,7 @@ def _examples(records: Iterable[Record]) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _part(path: pathlib.Path, skip: bool, part: dict[str, int]) -> Iterator[tuple[int, Any]]:
-  """Yields the examples of a part of a source file; skips bad records or raises at the first."""
+  """Yields the examples of a part of a source file; `skip`s bad records or raises at the first."""
   return _examples(read_records(path, [] if skip else None, **part))
 
 
@@ -143,7 +143,7 @@ class Builder(RecordsBuilder):
           pass
 
   def _shard_iterators_per_split(self, dl_manager):
-    # On Beam, TFDS writes a split again with each later one, so the small one comes first.
+    # On Beam, TFDS writes a split again with each later split, so the small split comes first.
     shards = {
       split: [
         functools.partial(_part, self.paths[name], self._skip, part)
@@ -160,7 +160,7 @@ class Builder(RecordsBuilder):
 def cut(path: pathlib.Path, size: int) -> Iterator[dict[str, int]]:
   """Yields parts of whole lines, each of `size` bytes or a line more, for `read_records`.
 
-  A line that is longer than `read_records` takes may be in several parts.
+  A line that is longer than `read_records` accepts may be in several parts.
   """
   start, first = 0, 1
   with open(path, "rb") as f:

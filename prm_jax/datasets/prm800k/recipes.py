@@ -1,7 +1,7 @@
 """Turns PRM800K's records into labelled steps, by a named recipe.
 
 Public converters read PRM800K in at least seven ways.  The defensible choices are options of
-`Recipe`; docs/data.md lists the plain mistakes, which are not.
+`Recipe`; plain mistakes are not, and docs/data.md lists them.
 """
 
 import dataclasses
@@ -94,11 +94,11 @@ Node = tuple[Completion | HumanCompletion, int, int | None]  # candidate, parent
 
 
 def convert(record: Record, recipe: Recipe) -> tuple[StepTree | str, Counter]:
-  """Makes a tree of a record's labelled steps, for a process model (see `nodes`).
+  """Converts a record to a tree of labelled steps, for a process model (see `nodes`).
 
   Returns:
-    the tree, or the name of the rule that drops the record; and the number of labels that each rule
-    dropped.  "human" counts the tree's labels of human completions, which have no rating.
+    The tree, or the name of the rule that drops the record; and the number of labels that each rule
+    dropped.  "human" counts the labels given to human completions, which have no rating.
   """
   kept, counts = nodes(record, recipe)
   if not kept:
@@ -166,10 +166,10 @@ def _label(completion: Completion | HumanCompletion, recipe: Recipe) -> tuple[in
 
 
 def convert_outcome(record: Record, recipe: Recipe) -> tuple[StepTree | str, Counter]:
-  """Makes a chain of a whole solution, with its outcome and without labels, for an outcome model.
+  """Converts a whole solution to a chain with its outcome and no labels, for an outcome model.
 
   The solution is the pre-generated one, or else the path of a record that was labelled to its end.
-  `finish_reason` "solution" is upstream's word that the answer is right; otherwise the answer is
+  `finish_reason` "solution" means that upstream found the answer right; otherwise the answer is
   compared with the ground truth, as text.  Returns what `convert` does; the rules are "no_answer"
   and "no_ground_truth".
   """
@@ -204,7 +204,7 @@ def convert_all(
       does not matter.
 
   Returns:
-    the trees, and a split's part of manifest.json.  `labels_read` counts ratings, including null;
+    The trees, and a split's entry in manifest.json.  `labels_read` counts ratings, including null;
     each one is in `labels` or in `labels_dropped`.
   """
   converter = convert if objective == "process" else convert_outcome

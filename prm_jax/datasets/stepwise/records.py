@@ -58,7 +58,7 @@ class Labelled(msgspec.Struct):
 
   @property
   def said(self) -> Kind | None:
-    """Returns the kind of labels that annotate.py has declared; None if it did not write them."""
+    """Returns the kind of labels that annotate.py declared; None if it did not write the line."""
     labels = self.provenance.get("labels") if isinstance(self.provenance, dict) else None
     return OF_ANNOTATE.get(labels) if isinstance(labels, str) else None
 
@@ -83,7 +83,7 @@ def parse(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
 
 
 def _solution(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
-  """Returns and raises as `parse`, but for the labels."""
+  """As `parse`, without checking the labels."""
   if "completions" in record:
     names = {"prompt": "problem", "completions": "steps"}
     record = record | {name: record[key] for key, name in names.items() if key in record}
@@ -125,7 +125,8 @@ def _untagged(text: str, tagged: str, where: str) -> tuple[str, list[str], list[
     )
   if steps[0].count(first) > 1:
     raise json_lines.BadLine(
-      f'{where}: "input" has {first!r} twice before its first {TAG}: where does the problem end?'
+      f'{where}: "input" has {first!r} twice before its first {TAG}; expected it once, '
+      "after the problem"
     )
   problem, _, end = steps[0].partition(first)
   steps[0] = first + end
@@ -183,7 +184,7 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
 
   Raises:
     BadLine: a label is not of the kind of the others.
-    ValueError: the kind is ambiguous, as 0 may be wrong or neutral; or there is nothing to train
+    ValueError: the kind is ambiguous (0 may mean wrong or neutral), or there is nothing to train
       on.
   """
   left, where = KINDS if given == "auto" else frozenset({given}), ""
@@ -202,14 +203,14 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
         raise json_lines.BadLine(f"{where}: label {i} is {shown}: {EXPECTED}; {so_far}")
       left &= possible
   if not has_labels and not has_outcomes:
-    raise ValueError(f"{where}: no labelled step to train on to here")
+    raise ValueError(f"{where}: no labelled step to train on, up to here")
   if not has_labels and given == "auto":
     return "binary"  # outcomes alone
   if told and len(left) > 1:
     left -= {"ratings"}
   if "ratings" in left and len(left) > 1:
     raise ValueError(
-      f"{where}: all labels to here are 0 and 1, and 0 may be wrong or neutral: say which with "
+      f"{where}: all labels up to here are 0 and 1; 0 may mean wrong or neutral: say which with "
       "--stepwise.labels=binary (0 is wrong) or --stepwise.labels=ratings (0 is neutral)"
     )
   return "binary" if "binary" in left else next(iter(left))
