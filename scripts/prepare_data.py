@@ -53,8 +53,8 @@ RecipeOptions = dataclasses.make_dataclass("RecipeOptions", options, frozen=True
 class Args:
   output: pathlib.Path  # New folder for the dataset and manifest.json.
   dataset: Literal[(*FROM_FILES, "arithmetic")] = "prm800k"
-  # Folder with upstream's files; if not given, they are downloaded.  stepwise: also a file or its
-  # URL.
+  # Folder with upstream's files; if not given, they are downloaded.  For stepwise also a file, or
+  # its URL.
   source: str | None = None
   phases: Literal["all", "phase1", "phase2"] = "all"  # Phases of PRM800K to read.
   recipe: Literal[tuple(RECIPES)] = "paper"  # Rules that make labels of records: docs/data.md.
@@ -131,7 +131,7 @@ def table(manifest: dict) -> str:
 
 
 def one_sided(manifest: dict, test_share: float) -> str:
-  """Returns a warning if the test split has labels, but none of a right or none of a wrong step."""
+  """Returns a warning if the test split has no label of a right step, or none of a wrong one."""
   if "labels" not in manifest or "test" not in manifest["splits"]:
     return ""
   lacks = {}

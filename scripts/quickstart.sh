@@ -26,7 +26,7 @@ if [ ! -f "$data/tokenizer.model" ]; then
   "$python" scripts/train_tokenizer.py --data="$data" --output="$data/tokenizer.model" \
     --vocab_size=320
 fi
-named() { # NAME: puts a name before each line; ignores SIGTERM, to show how a stopped run ends
+named() { # NAME: prefixes each line with a name; ignores SIGTERM, to show how a stopped run ends
   trap '' TERM
   while IFS= read -r line; do echo "$1: $line"; done >&2
 }
@@ -40,8 +40,8 @@ model() { # OBJECTIVE UPDATES: trains a reward model, and scores the candidates 
   "$python" scripts/score.py --checkpoint="$run" --input="$data/candidates.jsonl" \
     --output="$out/scored_$1.jsonl" 2>&1 | named "$1"
 }
-# Both at once: a model as small as these does not fill two cores.  The outcome model has the harder
-# task and gets more updates.  Both numbers were tuned on other seeds.
+# Both at once, because one model this small does not fill two cores.  The outcome model has the
+# harder task and gets more updates.  Both numbers of updates were tuned on other seeds.
 say "training both reward models, and scoring the candidates with each"
 set -m # each job is a process group, which ends with this script
 trap 'for job in $(jobs -p); do kill -- "-$job" || :; done 2>/dev/null; wait' EXIT

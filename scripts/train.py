@@ -11,7 +11,7 @@ With several hosts, run it on all of them, with a work directory that all of the
 Writes checkpoints/, metrics.jsonl, manifest.json (counts of the data), the tokenizer and, if
 tensorboardX is installed, TensorBoard events to the work directory.  train.wandb also sends the
 metrics to Weights & Biases; train.stop_patience stops early.  After SIGTERM the script saves and
-exits with 75.  All exit codes: docs/checkpoints.md.
+exits with code 75.  docs/checkpoints.md lists all exit codes.
 """
 
 from prm_jax.runtime import exits
@@ -28,7 +28,7 @@ from prm_jax.runtime import command_line
 class Args:
   workdir: str  # folder of the run's checkpoints and logs, local or gs://BUCKET/DIR
   config: config_lib.Experiment = config_lib.Experiment()  # --config=FILE sets the defaults
-  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
+  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not detect
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ class Args(config_lib.Checked):
   data: pathlib.Path  # output of prepare_data.py
   output: pathlib.Path  # model file to write
   vocab_size: int = 8000  # upper bound, at least 300
-  max_rows: config_lib.Count = 20_000  # limit of records to read, at least 1
+  max_rows: config_lib.Count = 20_000  # maximum number of records to read
 
 
 def main() -> None:
