@@ -23,11 +23,11 @@ cores or jax version rounds differently and trains another model (seed 0 elsewhe
 `bash scripts/test.sh -m slow` runs the three seeds and checks it.
 
 The solutions of a problem form one tree, which has 3.5 times fewer tokens than their paths.  The
-number of updates was chosen before that, so they now pass over the data more often.
+number of updates was chosen before they did, so training now passes over the data more often.
 
-Tuned on seeds from 100 up (first drafts of the domain, with other texts, on seed 0 too): the
-domain, the number of updates of both models, the learning rate of the ORM among 2.5e-3, 4e-3
-and 6e-3.
+Three things were tuned, on seeds from 100 up: the domain, the number of updates of both models, and
+the learning rate of the ORM (among 2.5e-3, 4e-3 and 6e-3).  First drafts of the domain, with other
+texts, used seed 0 too.
 """
 
 from prm_jax.config import Data, Experiment, Loss, Model, Optim, Train

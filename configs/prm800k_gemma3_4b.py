@@ -6,20 +6,21 @@
   python scripts/score.py --checkpoint=runs/gemma_4b --input=samples.jsonl --output=scored.jsonl
 
 Cost: about 3.8 minutes of steps (2.0 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 0.47 s a step, 40% of the chips' peak; loading, compilation, evaluation and checkpoints
-come on top. The 475 steps are two epochs (the paper, F.1) of about 31 million tokens: 97,782
-phase-2 solutions at the 317 tokens of the sample at hand. Memory, by the compiler: 1.36 GiB of
-parameters, optimiser state and batch and 10.20 of temporaries a chip, of 95: headroom 88%. Both
-come from
+assumptions: 0.47 s a step, 40% of the chips' peak. Loading, compilation, evaluation and checkpoints
+come on top. The 475 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
+phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
+1.36 GiB of parameters, optimiser state and batch, and 10.20 GiB of temporaries, of 95 GiB (headroom
+88%). Both figures come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_gemma3_4b.py \
     --topology=v5p:2x4x4
 
-Expected: not known, it was never run: no TPU was at hand. No public PRM of this base was found to
-compare with. The learning rate, with some 400 solutions an update, is search-and-learn's; sweep it
+Expected: unknown. It was never run, as no TPU was at hand. No public PRM of this base was found for
+comparison. The learning rate is search-and-learn's, here for some 400 solutions an update; sweep it
 on a tenth of the data, as the paper did.
 
-Transformers has no token classifier of Gemma 3, so the result is scored with here and not exported.
+Transformers has no token-classification class for Gemma 3, so export.py refuses this reward model;
+score.py reads its checkpoint.
 """
 
 from prm_jax.config import Data, Experiment, Init, Mesh, Model, Optim, Train
@@ -29,7 +30,7 @@ def config() -> Experiment:
   return Experiment(
     data=Data(directory="data/prm800k", separator="\n\n", row_length=4096),
     init=Init(checkpoint="models/gemma-3-4b-pt"),
-    model=Model(  # the shape is the checkpoint's: compile_for_tpu.py does not need that
+    model=Model(  # the checkpoint's shape, so that compile_for_tpu.py runs without it
       width=2560,
       layers=34,
       kv_heads=4,

@@ -6,18 +6,18 @@
   python scripts/export.py --checkpoint=runs/qwen_32b --output=exports/qwen_32b
 
 Cost: about 10.3 minutes of steps (11.0 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 1.30 s a step, 67% of the chips' peak; loading, compilation, evaluation and checkpoints
-come on top. The 475 steps are two epochs (the paper, F.1) of about 31 million tokens: 97,782
-phase-2 solutions at the 317 tokens of the sample at hand. Memory, by the compiler: 5.64 GiB of
-parameters, optimiser state and batch and 25.14 of temporaries a chip, of 95: headroom 68%. Both
-come from
+assumptions: 1.30 s a step, 67% of the chips' peak. Loading, compilation, evaluation and checkpoints
+come on top. The 475 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
+phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
+5.64 GiB of parameters, optimiser state and batch, and 25.14 GiB of temporaries, of 95 GiB (headroom
+68%). Both figures come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_32b.py \
     --topology=v5p:4x4x4
 
-Expected: not known; it was never run, for want of a TPU. No public PRM of this size trained on
-PRM800K alone was found to compare with. The learning rate, with some 400 solutions an update, is
-search-and-learn's; sweep it on a tenth of the data, as the paper did.
+Expected: unknown. It was never run, as no TPU was at hand. No public PRM of this size that was
+trained on PRM800K alone was found for comparison. The learning rate is search-and-learn's, here for
+some 400 solutions an update; sweep it on a tenth of the data, as the paper did.
 """
 
 from prm_jax.config import Data, Experiment, Init, Mesh, Model, Optim, Train

@@ -6,19 +6,19 @@
   python scripts/export.py --checkpoint=runs/qwen_1.5b --output=exports/qwen_1.5b
 
 Cost: about 6.7 minutes of steps (1.8 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 0.42 s a step, 44% of the chips' peak; loading, compilation, evaluation and checkpoints
-come on top. The 950 steps are two epochs (the paper, F.1) of about 31 million tokens: 97,782
-phase-2 solutions at the 317 tokens of the sample at hand. Memory, by the compiler: 1.08 GiB of
-parameters, optimiser state and batch and 6.02 of temporaries a chip, of 15.75: headroom 55%. Both
-come from
+assumptions: 0.42 s a step, 44% of the chips' peak. Loading, compilation, evaluation and checkpoints
+come on top. The 950 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
+phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
+1.08 GiB of parameters, optimiser state and batch, and 6.02 GiB of temporaries, of 15.75 GiB
+(headroom 55%). Both figures come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_1.5b.py \
     --topology=v5e:4x4
 
-Expected: not known; it was never run, for want of a TPU. Public PRMs of this size trained on
-PRM800K with TRL reach a mean ProcessBench F1 of 40.4 (search-and-learn). The learning rate, with
-some 200 solutions an update, is search-and-learn's; sweep it on a tenth of the data, as the paper
-did.
+Expected: unknown. It was never run, as no TPU was at hand. Public PRMs of this size trained on
+PRM800K with TRL reach a mean ProcessBench F1 of 40.4 (search-and-learn). The learning rate is
+search-and-learn's, here for some 200 solutions an update; sweep it on a tenth of the data, as the
+paper did.
 """
 
 from prm_jax.config import Data, Experiment, Init, Mesh, Model, Optim, Train

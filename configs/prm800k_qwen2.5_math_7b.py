@@ -6,19 +6,19 @@
   python scripts/export.py --checkpoint=runs/qwen_7b --output=exports/qwen_7b
 
 Cost: about 4.6 minutes of steps (2.5 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 0.59 s a step, 63% of the chips' peak; loading, compilation, evaluation and checkpoints
-come on top. The 475 steps are two epochs (the paper, F.1) of about 31 million tokens: 97,782
-phase-2 solutions at the 317 tokens of the sample at hand. Memory, by the compiler: 2.54 GiB of
-parameters, optimiser state and batch and 14.13 of temporaries a chip, of 95: headroom 82%. Both
-come from
+assumptions: 0.59 s a step, 63% of the chips' peak. Loading, compilation, evaluation and checkpoints
+come on top. The 475 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
+phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
+2.54 GiB of parameters, optimiser state and batch, and 14.13 GiB of temporaries, of 95 GiB (headroom
+82%). Both figures come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_7b.py \
     --topology=v5p:2x4x4
 
-Expected: not known; it was never run, for want of a TPU. Public PRMs of this size trained on
+Expected: unknown. It was never run, as no TPU was at hand. Public PRMs of this size trained on
 PRM800K reach a mean ProcessBench F1 of 56.5 (Qwen's) and 54.7 (search-and-learn's, with TRL). The
-learning rate, with some 400 solutions an update, is search-and-learn's; sweep it on a tenth of the
-data, as the paper did.
+learning rate is search-and-learn's, here for some 400 solutions an update; sweep it on a tenth of
+the data, as the paper did.
 """
 
 from prm_jax.config import Data, Experiment, Init, Mesh, Model, Optim, Train

@@ -10,15 +10,15 @@
 DIR holds PRM800K's files.  The model (Apache License 2.0) comes from the Python package index; from
 there on no network is needed.
 
-One update trains on one row of about three and a half solutions, where those of a problem share a
+One update trains on one row of about three and a half solutions; solutions of a problem share a
 tree.  TRL's PRMTrainer takes four rows an update, with the same learning rate and optimiser;
 scripts/benchmark.py training compares the two.  The separator is TRL's default too, and one token
-to SmolLM2.  A newline inside a step is not mistaken for it: a score is read where a step was ended.
+to SmolLM2.  A newline inside a step is not mistaken for it: the head reads only where a step ends.
 
 The head starts random, as TRL's does.  At this learning rate, in a run of 69 updates, a head of
 zeros needed most of them to learn that seven steps in eight are right.
 
-Cost: one epoch of 716 solutions (5,304 labels, 231,294 tokens of paths as 187,796 of trees in 201
+Cost: one epoch of 716 solutions (5,304 labels; 231,294 tokens as paths, 187,796 as trees, in 201
 rows, one of them left out) on two CPU cores: 14 minutes (3 seconds an update) on one machine, some
 25 on another; 5 GB of memory.  GLIBC_TUNABLES=glibc.malloc.hugetlb=1 before the command saves a
 tenth of the time (docs/benchmarks.md, "Training").

@@ -5,8 +5,8 @@
   python scripts/experiment.py supervision --plan=configs/experiments/smollm2.py \
     --pool=candidates.jsonl --labels=data/prm800k --base=models/smollm2-135m --output_dir=runs/real
 
-candidates.jsonl: records with `problem`, `text` or `steps`, `answer` and `is_correct`.  The plan
-reads eight problems, four samples each, and holds out half of them.  Other domains for `ood`:
+candidates.jsonl has records with `problem`, `text` or `steps`, `answer` and `is_correct`.  The plan
+reads eight problems, four samples each, and holds out half of the problems.  Domains for `ood`:
 --domains gsm8k=process_bench/gsm8k.jsonl omnimath=process_bench/omnimath.jsonl
 
 Cost: noise takes 2.5 minutes on two CPU cores.  Expected: figures and tables at chance level.
