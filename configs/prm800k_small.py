@@ -7,8 +7,8 @@
   python scripts/evaluate.py --checkpoint=runs/prm800k_small --benchmark=prm800k \
     --data_dir=data/prm800k --output=runs/prm800k_small/evaluation.json
 
-It checks the pipeline.  It is no useful verifier: a million parameters cannot learn mathematics
-from a few hundred solutions.
+It only checks the pipeline.  It is not a useful verifier: a million parameters cannot learn
+mathematics from a few hundred solutions.
 
 Cost: 3 minutes on two CPU cores for 716 training solutions (some 5,300 labels).
 

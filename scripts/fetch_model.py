@@ -166,7 +166,7 @@ def convert(reader: Any, directory: pathlib.Path, dtype: str) -> None:
     fields[name] = float(str(np.float32(fields[name])))  # 1e-05 again, not 9.999999747e-06
   size = metadata.get(f"{family}.attention.key_length", fields["width"] // fields["heads"])
   fields |= {"head_size": size, **families.FAMILIES[family].fixed}
-  if family == "gemma3":  # the file has the window only; the rest is in llama.cpp's llama-model.cpp
+  if family == "gemma3":  # the file has only the window; llama.cpp's llama-model.cpp has the others
     fields |= {"activation": "gelu_tanh", "attention_scalar": size, "local_rope_theta": 10_000.0}
     fields |= {"window": metadata["gemma3.attention.sliding_window"], "window_pattern": "sssssf"}
   tied = "output.weight" not in {tensor.name for tensor in reader.tensors}

@@ -77,7 +77,7 @@ if [ -z "$commit" ] && [ -n "$(git status --porcelain)" ]; then
   if $dry_run; then echo "launch_tpu.sh: $uncommitted" >&2; else fail "$uncommitted"; fi
 fi
 commit=$(git rev-parse --verify --quiet "${commit:-HEAD}^{commit}") ||
-  fail '--commit: no such commit, or this is no git clone'
+  fail '--commit: no such commit, or this is not a git clone'
 git cat-file blob "$commit:$config" &> /dev/null ||
   fail "--config=$config: not a file of commit $commit"
 launch=$workdir/launch/$name-$(date +%Y%m%d-%H%M%S)  # holds the source, the logs and the exit code

@@ -158,7 +158,7 @@ def test_a_language_model_is_exported_with_merged_factors(text_run, tmp_path):
   workdir, _ = text_run
   flags = (f"--checkpoint={workdir}", f"--output={tmp_path}/lm")
   result = call_script("export.py", *flags, code=1)
-  assert "'language_model', which has no step head; --kind=causal-lm" in result.stderr
+  assert "'language_model' has no step head; export it with --kind=causal-lm" in result.stderr
   result = call_script("export.py", *flags, "--kind=causal-lm")
   _, tokenizer = scorer.newest(workdir)
   on = sharding_lib.make_mesh(config_lib.Mesh())

@@ -298,7 +298,7 @@ def with_two_bos(text):
   return json.dumps(values)
 
 
-BROKEN = "not a whole tokenizer.json"
+BROKEN = "not a valid tokenizer.json"
 
 
 @pytest.mark.parametrize(

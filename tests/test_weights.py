@@ -218,7 +218,7 @@ def test_broken_files_are_errors_or_tensors_within_the_file(tmp_path_factory, da
   ("index", "message"),
   [
     ({}, "weight_map"),
-    ({"weight_map": {"a": "../x.safetensors"}}, "no safetensors file beside it"),
+    ({"weight_map": {"a": "../x.safetensors"}}, "no safetensors file '../x.safetensors' beside it"),
     ({"weight_map": {"b": "one.safetensors"}}, "a of one.safetensors"),
   ],
 )

@@ -236,7 +236,8 @@ def new_dataset(
   """Yields a folder that takes the name `output` if the block succeeds, and a manifest to fill.
 
   Raises:
-    FileExistsError: `output` is not empty, and is no earlier dataset or `overwrite` is False.
+    FileExistsError: `output` is not empty, and not an earlier dataset that `overwrite` allows to
+      replace.
     ValueError: `source` or `download_dir` is inside `output`, which would be replaced.
   """
   earlier = pathlib.Path(output).expanduser().resolve()

@@ -146,7 +146,7 @@ class TokenizerJson(Tokenizer):
   in the library.  A file with a normalizer (Qwen: NFC) decodes to the normalized text.
 
   Raises:
-    ValueError: the file is no tokenizer, or puts several tokens before a text.
+    ValueError: the file is not a tokenizer, or puts several tokens before a text.
   """
 
   kind = JSON
@@ -163,7 +163,7 @@ class TokenizerJson(Tokenizer):
       framed = _run(model.encode, "a")  # with the tokens that the post-processor adds
     except Exception as error:  # the library raises this class itself
       shown = json_lines.show(str(error))
-      raise ValueError(f"{path}: not a whole tokenizer.json ({shown})") from error
+      raise ValueError(f"{path}: not a valid tokenizer.json ({shown})") from error
     self._add_missing()
     self.hash = hashlib.sha256(self._data).hexdigest()
     self.vocab_size = max(model.get_vocab(with_added_tokens=True).values(), default=-1) + 1

@@ -65,7 +65,7 @@ def attention(
 
 
 def _choose(implementation: str, T: int) -> tuple[Callable, int]:
-  """Returns the attention function, and the number of which it needs T to be a multiple."""
+  """Returns the attention function, and the number that must divide its T."""
   on = platform()
   if implementation == "auto" and on == "tpu":
     implementation = "kernel" if T >= tree_kernel.LANES else "dense"
@@ -108,7 +108,7 @@ def _dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, softcap: fl
 def _per_device(
   attend: Callable, q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, softcap: float
 ) -> jax.Array:
-  """Runs `attend` on each device's shard of rows and heads, or on the whole without a mesh.
+  """Runs `attend` on each device's shard of rows and heads, or on all of them without a mesh.
 
   Rows or heads that a mesh axis does not divide are replicated over it: all its devices compute the
   same result.  If the axis divides the query heads but not the key heads, the key heads are first

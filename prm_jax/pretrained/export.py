@@ -50,7 +50,7 @@ def config_json(
   """
   if contract is not None and contract.objective not in LAYOUTS:
     raise ValueError(
-      f"objective {contract.objective!r}, which has no step head; --kind=causal-lm exports it"
+      f"objective {contract.objective!r} has no step head; export it with --kind=causal-lm"
     )
   problems = []
   for family in families.FAMILIES:

@@ -74,7 +74,7 @@ class Rope(msgspec.Struct, forbid_unknown_fields=True):
       raise ValueError(f"{key}={outside}, but rope_theta is {self.rope_theta} in rope_parameters")
     if theta := self.rope_theta or outside or default:
       return theta
-    raise ValueError(f"{key} is missing; write it there (transformers would take 10000.0)")
+    raise ValueError(f"{key} is missing; add it (transformers would use 10000.0)")
 
   def scaling(self) -> dict[str, Any]:
     """Returns our fields of the scaling."""

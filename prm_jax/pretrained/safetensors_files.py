@@ -92,7 +92,7 @@ def read_directory(directory: str | pathlib.Path) -> dict[str, Tensor]:
     raise ValueError(f"{index}: expected weight_map, an object of tensor names to files")
   files = sorted({str(file) for file in weight_map.values()})
   if absent := [file for file in files if file not in present]:
-    raise ValueError(f"{index}: {json_lines.show(absent[0])} is no safetensors file beside it")
+    raise ValueError(f"{index}: no safetensors file {json_lines.show(absent[0])} beside it")
   tensors = [tensor for file in files for tensor in read_file(present[file]).values()]
   differing = {(tensor.name, tensor.path.name) for tensor in tensors} ^ weight_map.items()
   if differing:

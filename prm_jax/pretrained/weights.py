@@ -223,7 +223,7 @@ def _check(
       "(score.py --readout reads such heads)"
     )
   if messages:
-    raise ValueError(f"{path}: the tensors are not those of this model: {'; '.join(messages)}")
+    raise ValueError(f"{path}: the tensors do not match the model: {'; '.join(messages)}")
 
 
 def unload(params: Any, config: config_lib.Model) -> Iterator[tuple[str, np.ndarray]]:

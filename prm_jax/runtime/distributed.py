@@ -29,7 +29,7 @@ from prm_jax import config as config_lib
 from prm_jax.runtime import exits, storage
 
 PATIENCE = 20  # seconds until a message says that hosts are missing
-CONNECT = 300  # seconds until JAX gives up a job whose hosts are missing
+CONNECT = 300  # seconds until JAX gives up on a job whose hosts are missing
 SILENCE = 30  # seconds without a heartbeat after which a host counts as dead
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "grain", "prm_jax")
 WAITING = (

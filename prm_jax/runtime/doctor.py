@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 import prm_jax
 
 NAME = "prm_jax"
-# The purpose of each extra of setup.py.
+# The purpose of each extra in setup.py.
 PURPOSES = {
   "": "the aggregator, reranking, grading, pages",
   "train": "training, scoring, evaluation, generation; datasets and public models",

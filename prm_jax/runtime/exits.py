@@ -101,7 +101,7 @@ def _replace(handler: signal.Handlers) -> None:
 
 def leave(number: int, message: str, code: int) -> None:
   """Ends the process after signal `number`: deletes unfinished files, and prints one line."""
-  COMMIT.acquire()  # never released: no file takes its final name any more
+  COMMIT.acquire()  # never released, so that no file takes its final name from now on
   try:
     _LEAVING.set()
     signal.pthread_kill(threading.main_thread().ident, number)

@@ -19,7 +19,7 @@ def check(c: config_lib.Train) -> None:
   """Raises ValueError if `train.wandb` is set and the package wandb is not installed."""
   if not c.wandb:
     return
-  try:  # the folder wandb/ of an earlier run can be imported too, as an empty module
+  try:  # without the package, the folder wandb/ of an earlier run is imported, as an empty module
     missing = not hasattr(importlib.import_module("wandb"), "init")
   except ImportError:
     missing = True

@@ -46,7 +46,7 @@ def run(
   """Trains to `c.train.steps`, resuming from the newest checkpoint of `workdir` if it has one.
 
   Args:
-    solutions: trained on in place of `c.data`.
+    solutions: used instead of `c.data`.
 
   Returns:
     The metrics of the last evaluation.
@@ -237,7 +237,7 @@ class Run:
       return program(*args)
 
   def evaluate_and_log(self, step: int) -> dict[str, Any]:
-    """Evaluates the current state; this and later checkpoints store the result, and the log."""
+    """Evaluates the current state; the log, and this and later checkpoints, record the result."""
     result, split = self.evaluate(), self.config.data.eval_name
     if not self.warned and (why := evaluations.why_undefined(result, self.config.train, split)):
       self.log.say(f"warning: {why}")

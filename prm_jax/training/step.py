@@ -223,7 +223,7 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
   return _programs(c.model, c.loss, c.optim, c.tpu, mesh, **numbers)
 
 
-@functools.lru_cache(8)  # so whatever the functions depend on must be an argument, and no more
+@functools.lru_cache(8)  # its key, the arguments: all that the functions depend on, and no more
 def _programs(
   model: config_lib.Model,
   loss: config_lib.Loss,

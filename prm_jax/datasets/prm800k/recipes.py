@@ -57,7 +57,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 RECIPES = {
   "paper": Recipe("paper"),
   # Qwen2.5-Math-7B-PRM800K: its card says that neutral is positive and that problems of the test
-  # set were removed; the rest is the paper's.
+  # set were removed; other options are the paper's.
   "qwen": Recipe("qwen", neutral="positive"),
   # examples/datasets/prm800k.py of TRL: `rating == 1`, nothing filtered, phase 1 only.
   "trl": Recipe(
