@@ -2,7 +2,7 @@
 
   python scripts/train.py --config=configs/arithmetic.py --workdir=runs/prm \\
     --config.data.directory=data/arithmetic \\
-    --config.data.tokenizer=data/arithmetic/tokenizer.model  # both of docs/tutorial.md
+    --config.data.tokenizer=data/arithmetic/tokenizer.model  # both from docs/tutorial.md
   python scripts/train.py --config=configs/prm800k_smollm2_135m.py --workdir=runs/smollm2 \\
     --config.optim.trained=lora --config.model.lora_rank=16  # LoRA on a public model
 

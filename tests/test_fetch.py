@@ -195,7 +195,7 @@ def test_a_fetched_model_has_the_published_weights_and_tokens(script, tmp_path, 
 
 
 def test_a_model_may_lie_in_the_home_directory(tmp_path, monkeypatch):
-  """--output=~/models, which shells do not expand, finds the model that is there already."""
+  """--output=~/models, which shells do not expand, finds the model that exists already."""
   monkeypatch.setenv("HOME", str(tmp_path))
   (tmp_path / "models" / "smollm2-135m").mkdir(parents=True)
   (tmp_path / "models" / "smollm2-135m" / "provenance.json").write_text("{}")

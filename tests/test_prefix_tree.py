@@ -138,7 +138,7 @@ def test_a_tree_is_cut_where_it_repeats_the_fewest_tokens():
 
 def test_a_path_longer_than_a_row_is_an_error():
   """Packing a path that is longer than a row is an error that names the example and its length."""
-  with pytest.raises(ValueError, match="example 0 has a path of 7 tokens, a row 6"):
+  with pytest.raises(ValueError, match="example 0 has a path of 7 tokens, but a row holds 6"):
     packing.PackedRows([encode(StepTree("p", ("aaa",), (-1,), (1,)))], 6)
 
 

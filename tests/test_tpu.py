@@ -248,7 +248,7 @@ def test_a_config_with_a_shape_needs_no_checkpoint(tmp_path):
   c = command_line.read(str(ROOT / "configs/prm800k_qwen2.5_math_1.5b.py"))
   assert compilation.resolved(c) == (c, 151_936)
   bare = dataclasses.replace(c, model=config_lib.Model())
-  with pytest.raises(FileNotFoundError, match=r"config\.json is enough, or the model's shape"):
+  with pytest.raises(FileNotFoundError, match=r"config\.json, or set the model's shape"):
     compilation.resolved(bare)
   hub = families.write(c.model, c.model.vocab_size, "qwen2") | {"max_position_embeddings": 4096}
   existing = dataclasses.replace(c, init=config_lib.Init(checkpoint=str(tmp_path)))

@@ -131,7 +131,7 @@ def written_together() -> Iterator[Callable[..., IO]]:
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / path(name).name
     if final.exists() and not final.is_file():
-      raise OSError(f"{final}: is not a plain file; give another name")
+      raise OSError(f"{final}: is a directory, or not a regular file; give another name")
     if final.resolve() in [other.resolve() for *_, other in files]:
       raise OSError(f"{final}: two outputs have this name; give each its own")
     unfinished = stack.enter_context(_unfinished(final, pathlib.Path.touch))
