@@ -221,7 +221,7 @@ def test_the_latest_and_the_best_are_kept(tmp_path, metric, expected):
 
 def test_a_full_disk_loses_nothing(workdir):
   """A save on a full disk fails with step and reason, keeps older ones, and can be repeated."""
-  message = r"checkpoints: saving step 3 failed: .*Is there room"
+  message = r"checkpoints: saving step 3 failed: .*Check free space"
   with opened(workdir) as checkpointer, full_disk(2000), pytest.raises(OSError, match=message):
     checkpointer.save(state(3), METADATA)
     checkpointer.finish()
