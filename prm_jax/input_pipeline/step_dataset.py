@@ -108,7 +108,7 @@ def load(
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
   """Returns the packed rows of a split, and counts of conversion and packing for the manifest.
 
-  Training rows include the solutions of `data.also`, except to problems that the first dataset
+  Training rows include the solutions of `data.also`, except those whose problem the first dataset
   holds out.  They are limited to a share `data.share` of all problems, rounded.  A smaller share is
   a subset of a larger one.
 

@@ -61,7 +61,7 @@ def _wrong_flag(text: str) -> NoReturn:
 
 
 def named_files(flag: str, given: Sequence[str]) -> dict[str, str]:
-  """Returns the files of NAME=FILE flags by name; ValueError if one has no NAME or repeats it."""
+  """Returns the files of NAME=FILE flags by name; ValueError for other forms or repeated names."""
   files: dict[str, str] = {}
   for text in given:
     name, _, file = text.partition("=")

@@ -42,12 +42,14 @@ def select(params: Params, loss: config_lib.Loss, optim: config_lib.Optim) -> Pa
   if optim.trained == "lora":
     selected["blocks"] = {name: x for name, x in params["blocks"].items() if "_lora_" in name}
   if not selected:
-    raise ValueError(f"optim.trained={optim.trained!r}: this loss trains no such parameter")
+    raise ValueError(
+      f"optim.trained={optim.trained!r}: with this loss and these scales, no parameter is trained"
+    )
   return selected
 
 
 def merge(params: Params, trained: Params) -> Params:
-  """Returns `params` with their arrays in `trained` replaced, cast to the dtypes of `params`."""
+  """Returns `params` with the arrays of `trained` in place, cast to the dtypes of `params`."""
   return params | {
     name: merge(params[name], x) if isinstance(x, dict) else x.astype(params[name].dtype)
     for name, x in trained.items()
