@@ -233,7 +233,7 @@ def test_wrong_flags_of_score_py_are_errors(models, samples, tmp_path):
   other = error(policy, f"--reference={models / 'other'}")
   assert f"{models / 'policy'} and {models / 'other'} have different tokenizers" in other
   assert "--readout=implicit needs --reference=DIR" in error(policy)
-  assert "only it has --reference and --beta" in error(policy, base, readout="trl")
+  assert "only it takes --reference and --beta" in error(policy, base, readout="trl")
   assert "--beta=0.0: expected a positive number" in error(policy, base, "--beta=0")
   step = error(f"--checkpoint={models / 'policy'}", "--step=3", base)
   assert "--step=3: " in step and "is a public model" in step

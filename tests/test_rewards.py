@@ -283,9 +283,11 @@ def test_the_problem_may_be_a_column():
   rater = Letters()
   RewardFunction(rater, problem="question")(["Solve: 2+2"], ["r"], question=["2+2"], answer=["4"])
   assert rater.seen == [("2+2", ["r"])]
-  with pytest.raises(ValueError, match=r"problem='question': .*no such column; there are answer"):
+  with pytest.raises(
+    ValueError, match=r"problem='question': .*no such column; its columns: answer"
+  ):
     RewardFunction(rater, problem="question")(["Solve: 2+2"], ["r"], answer=["4"])
-  with pytest.raises(ValueError, match="no such column; there are none"):
+  with pytest.raises(ValueError, match="no such column; its columns: none"):
     RewardFunction(rater, problem="question")(["Solve: 2+2"], ["r"])
 
 

@@ -1,7 +1,7 @@
-"""The results of a run's batches in a journal beside its output, from which a killed run resumes.
+"""A journal of batch results beside a run's output, from which a killed run resumes.
 
-A run computes the same batches in the same order each time.  Results are taken from the journal up
-to the first batch of other contents.
+A run computes the same batches in the same order each time.  The journal supplies results up to the
+first batch whose contents differ.
 """
 
 import base64
@@ -32,43 +32,41 @@ def beside(output: pathlib.Path) -> Iterator["BatchJournal"]:
     batches.close()
     raise
   batches.close()
-  distributed.check_same({"output": "written"})  # by the first host, for which the others wait
+  distributed.check_same({"output": "written"})  # the others wait for the first host
   for path in [batches.path, *journal.journals(hidden)]:  # those of all hosts, if they share a disk
     path.unlink(missing_ok=True)
 
 
 class BatchJournal:
-  """The class log-probabilities of the batches that are done."""
+  """What `Rater.forward` returned for each finished batch."""
 
   def __init__(self, path: pathlib.Path):
     self.path = path
     self._journal: journal.Journal | None = None
     self._next = 0  # number of the next batch
-    self._known = 0  # batches in the journals of all hosts
+    self._known = 0  # batches that are in every host's journal
     self._empty = self._recording = True
     self.resumed = False  # whether results were taken from the journal
 
   def open(self, model: dict[str, Any], mesh: jax.sharding.Mesh) -> None:
-    """Opens the journal of a model on these devices; replaces that of another model.
+    """Opens the journal of a model on these devices; replaces one of another model.
 
-    All hosts call it.
+    All hosts must call it.
 
     Args:
-      model: its `identity`.
+      model: the `identity` of the `Rater`.
 
     Raises:
       ValueError: another process has it open.
     """
     devices = {"mesh": dict(mesh.shape), "device": mesh.devices.flat[0].device_kind}
-    # One fact, so that a model of another kind is another run of the same facts.
+    # Nested under one key, because `Journal` raises OtherRun only where the keys are equal.
     facts = {"batches of": model | devices | distributed.versions()}
     self.path.parent.mkdir(parents=True, exist_ok=True)  # only the first host writes the output
     try:
       self._journal = journal.Journal(self.path, facts)
     except journal.OtherRun:
-      print(
-        "starting over: other weights, devices, packages or version than before", file=sys.stderr
-      )
+      print("starting over: weights, devices, packages or version have changed", file=sys.stderr)
       self.path.unlink()
       self._journal = journal.Journal(self.path, facts)
     done = len(self._journal.done)
@@ -77,7 +75,7 @@ class BatchJournal:
     self._known = int(multihost_utils.process_allgather(np.int32(done)).min())
 
   def next(self, key: str) -> np.ndarray | None:
-    """Returns the result of the next batch, or None if it is to be computed and added.
+    """Returns the next batch's result, or None if the caller must compute and `add` it.
 
     Args:
       key: identifies the batch's contents.

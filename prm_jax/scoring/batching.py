@@ -1,4 +1,4 @@
-"""Packs solutions into rows, runs the model on them, and returns what it reads of each solution.
+"""Packs solutions into rows, runs the model on them, and returns its outputs for each solution.
 
 Every distinct token of a problem is encoded once.
 """
@@ -28,15 +28,15 @@ def read(
   on_share: Callable[[float], None] = lambda share: None,
   journal: BatchJournal | None = None,
 ) -> list[np.ndarray]:
-  """Returns what `forward` gives at each token tree's read positions, float32 `[r, K, C]`.
+  """Returns the output of `forward` at each token tree's read positions, float32 `[r, K, C]`.
 
   Args:
     problems: the problem of each tree; trees of one problem are merged into a prefix tree.
     forward: see `Rater.forward`.
     row_length: tokens of a row; doubled until the longest path of a problem fits.
-    merge: False: every solution is encoded by itself, for comparison.
-    on_share: called after each batch with the share of all tokens that is done.
-    journal: has the results of the first batches, which are not computed, and gets the others.
+    merge: whether to merge; False encodes each solution by itself, for comparison.
+    on_share: called after each batch with the share of all tokens processed so far.
+    journal: supplies the results of the first batches, and records those computed here.
   """
   by_problem: dict[str | int, list[int]] = collections.defaultdict(list)
   for i, problem in enumerate(problems):
@@ -70,7 +70,7 @@ def _run(
   on_share: Callable[[float], None],
   journal: BatchJournal | None,
 ) -> np.ndarray:
-  """Returns what `forward` gives at the reads of all rows, float32 `[rows, R, K, C]`.
+  """Returns the output of `forward` at the reads of all rows, float32 `[rows, R, K, C]`.
 
   To compile few programs, batches come in few sizes, and reads are padded to one of two lengths.
   """
@@ -78,13 +78,13 @@ def _run(
   most = max(BATCH_TOKENS // rows.row_length // shards, 1)  # rows of a shard that fit
   needed = -(-len(rows) // shards)
   # As few batches as possible, all of one size, so that the last is nearly full too.  Sizes are
-  # powers of two and multiples of eight, because each one is compiled.
+  # powers of two up to eight and multiples of eight above, because each one is compiled.
   size = -(-needed // -(-needed // most))
   rounded = 2 ** (size - 1).bit_length() if size <= 8 else -(-size // 8) * 8
   batch_rows = min(rounded, most) * shards
   batches = packing.eval_order(rows, batch_rows)
   contents = f"{rows.hash} {batch_rows}" if journal else ""  # a server need not hash its requests
-  computed: list[jax.Array] = []  # the last two at most
+  computed: list[jax.Array] = []  # at most the last two
   results: list[np.ndarray] = []
   T, R = rows.row_length, rows.reads
   padding = (T // 16 if R <= T // 16 else T) - R

@@ -21,7 +21,7 @@ SCORES = {  # keys of a model's scores, by its objective
 
 
 class Keys(msgspec.Struct):
-  """The keys of a record that are read; all others are kept as they are."""
+  """The keys read from a record; all others pass through unchanged."""
 
   problem: json_lines.Text
   steps: Annotated[list[json_lines.Text], msgspec.Meta(min_length=1)]
@@ -115,7 +115,7 @@ def rated(
     skip_cut_off: do not rate candidates with `finished` false.
 
   Raises:
-    BadLine: a line is no candidate, before any is rated; or it cannot be scored.
+    BadLine: a line is not a candidate, which is found before any is rated, or cannot be scored.
   """
 
   def read() -> Iterator[Line]:

@@ -1,9 +1,9 @@
 """The implicit process reward: P(right) of steps, from two language models.
 
-The reward of a token is beta * (log pi - log pi_ref), its log-probability under a policy against
-that under a reference.  The reward of a step is the sum over its tokens, and P(right) its sigmoid:
-Yuan et al. 2024 (arXiv 2412.01981), where the sigmoid of a whole solution's reward is what the
-cross-entropy loss trains; PRIME (Cui et al. 2025, arXiv 2502.01456) uses the rewards online.
+The reward of a token is beta * (log pi - log pi_ref), with the policy pi and a reference model
+pi_ref.  The reward of a step is the sum over its tokens, and P(right) is its sigmoid.  Yuan et al.
+2024 (arXiv 2412.01981) train the sigmoid of a whole solution's reward with a cross-entropy loss;
+PRIME (Cui et al. 2025, arXiv 2502.01456) uses the rewards online.
 
 A solution is laid out as for this project's own models: the problem, a separator, then each step
 and a separator.  The separator after a step counts as a token of the step.
@@ -49,7 +49,8 @@ class ImplicitScorer(Rater):
   merge: bool = True
   journal: BatchJournal | None = dataclasses.field(default=None, repr=False)
   contract: StepContract = dataclasses.field(init=False)
-  config: config_lib.Model = dataclasses.field(init=False)  # the policy's, but for its context
+  # The policy's, with the smaller of the two context lengths.
+  config: config_lib.Model = dataclasses.field(init=False)
   layout = "problem, steps"
 
   def __post_init__(self):
@@ -57,8 +58,8 @@ class ImplicitScorer(Rater):
     if policy.tokenizer.hash != reference.tokenizer.hash:
       raise ValueError(
         f"{policy.source} and {reference.source} have different tokenizers (sha256 "
-        f"{policy.tokenizer.hash[:12]} and {reference.tokenizer.hash[:12]}): no token of the one "
-        "can be compared with the other's"
+        f"{policy.tokenizer.hash[:12]} and {reference.tokenizer.hash[:12]}), so their "
+        "log-probabilities cannot be compared: give two models with one tokenizer"
       )
     if not 0 < beta < np.inf:
       raise ValueError(f"--beta={beta}: expected a positive number")
@@ -132,7 +133,7 @@ class ImplicitScorer(Rater):
     return special.expit(np.stack([-reward, reward], axis=-1))[:, None]
 
   def facts(self) -> dict[str, Any]:
-    """Returns the meaning of the probabilities, and the two models that they are from."""
+    """Returns what the probabilities mean and which two models they come from."""
     models = {"model": self.policy.facts(), "reference": self.reference.facts()}
     return dataclasses.asdict(self.contract) | models | {"beta": self.beta}
 

@@ -1,4 +1,4 @@
-"""Language models of a public directory or a run of train.py, with token log-probabilities."""
+"""Language models from a public directory or a run of train.py, and token log-probabilities."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ class LanguageModel:
   config: config_lib.Model
   vocab_size: int  # rows of the embedding
   params: Any = dataclasses.field(repr=False)
-  step: int | None = None  # of a checkpoint
+  step: int | None = None  # of the checkpoint; None: a public model
 
   @classmethod
   def load(
@@ -47,7 +47,7 @@ class LanguageModel:
       step: of a run's checkpoint, as in `Scorer.load`.
 
     Raises:
-      ValueError, OSError: there is no language model, or a public one and a step.
+      ValueError, OSError: there is no language model, or `step` is given for a public one.
     """
     directory = pathlib.Path(place)
     if not (directory / "config.json").is_file():
@@ -72,7 +72,7 @@ class LanguageModel:
         f"{workdir}: trained as a reward model ({about.contract.objective}), which predicts no text"
       )
     number, about, params = checkpoint_lib.restore_params(workdir, mesh, step)
-    # Scoring may run on devices for which the kernel of the training run does not exist.
+    # These devices may lack the attention kernel of the training run.
     config = dataclasses.replace(about.config.model, attention="auto")
     return cls(str(workdir), tokenizer, config, about.vocab_size, params, number)
 
@@ -87,7 +87,7 @@ class LanguageModel:
     return scorer.file_hashes(pathlib.Path(self.source))
 
   def identity(self) -> dict[str, Any]:
-    """Returns what decides the log-probabilities: weights and architecture."""
+    """Returns what determines the log-probabilities: weights and architecture."""
     if self.step is None:
       facts = self.facts()
       del facts["directory"]  # the folder may be moved, or given by another name
@@ -96,7 +96,7 @@ class LanguageModel:
     return facts | {"config": dataclasses.asdict(self.config)}
 
   def read_log_probs(self, batch: Batch) -> jax.Array:
-    """Returns `token_log_probs` of a batch; models of one structure share its program."""
+    """Returns `token_log_probs` of a batch; models of one architecture share the program."""
     return token_log_probs(self.params, batch, step_lib.graph(self.config, self.vocab_size, 1))
 
 

@@ -8,14 +8,14 @@ from prm_jax import config as config_lib
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardModel(config_lib.Checked):
-  checkpoint: str = ""  # work directory of train.py
-  step: str = "latest"  # of the checkpoint: "latest", "best" by train.best_metric, or a number
-  model: str = ""  # or directory of a published or exported model
-  readout: str = ""  # of a published model, or "implicit": two language models
-  reference: str = ""  # of --readout=implicit: directory of the reference language model
-  beta: float | None = None  # of --readout=implicit: weight of the log-ratio; default 0.05
-  dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
-  separator: config_lib.Escaped = ""  # of a published model, between steps; "": the authors' own
+  checkpoint: str = ""  # work directory of a run of train.py
+  step: str = "latest"  # checkpoint to load: "latest", "best" by train.best_metric, or a number
+  model: str = ""  # instead of --checkpoint: directory of a published or exported model
+  readout: str = ""  # how a published model is read, or "implicit" for two language models
+  reference: str = ""  # directory of the reference language model of --readout=implicit
+  beta: float | None = None  # weight of the log-ratio of --readout=implicit; default 0.05
+  dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of a published or exported model
+  separator: config_lib.Escaped = ""  # between a published model's steps; "": the authors' own
 
   @property
   def name(self) -> str:
@@ -24,7 +24,7 @@ class RewardModel(config_lib.Checked):
 
   @property
   def of_model(self) -> bool:
-    """Whether a flag is given that only goes with --model."""
+    """Whether a flag is given that goes only with --model."""
     return bool(self.readout or self.separator or self.dtype != "float32")
 
   def check_model(self) -> None:
@@ -42,13 +42,17 @@ class RewardModel(config_lib.Checked):
     if bool(self.reference) != implicit or (self.beta is not None and not implicit):
       raise ValueError(
         f"--readout={self.readout} --reference={self.reference} --beta={self.beta}: "
-        "--readout=implicit needs --reference=DIR, and only it has --reference and --beta"
+        "--readout=implicit needs --reference=DIR, and only it takes --reference and --beta"
       )
 
   def load(self, benchmark: str = ""):
     """Loads the `Rater`.
 
-    Arguments and errors are those of `Scorer.load`, `Scorer.load_model` or `ImplicitScorer.load`.
+    Args:
+      benchmark: as in `Scorer.load_model`.
+
+    Raises:
+      ValueError, OSError: as `Scorer.load`, `Scorer.load_model` or `ImplicitScorer.load`.
     """
     from prm_jax.scoring import implicit
     from prm_jax.scoring.scorer import Scorer

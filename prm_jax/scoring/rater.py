@@ -29,7 +29,7 @@ class SolutionError(ValueError):
 
 
 def undefined(results: Sequence[np.ndarray]) -> list[int]:
-  """Returns the indices of the solutions whose probabilities are not all numbers."""
+  """Returns the indices of the solutions whose probabilities are not all finite."""
   return [i for i, probabilities in enumerate(results) if not np.isfinite(probabilities).all()]
 
 
@@ -43,8 +43,8 @@ class Rater(abc.ABC):
   row_length: int  # tokens; longer solutions get longer rows
   merge: bool  # encode the shared prefixes of a problem's solutions once
   step: int | None  # of a checkpoint
-  journal: BatchJournal | None  # the batches that are done, of a run that resumes
-  layout: str  # how a solution is laid out, for people
+  journal: BatchJournal | None  # results of finished batches, from which a run resumes
+  layout: str  # describes for people how a solution is laid out
 
   @abc.abstractmethod
   def lay_out(self, problem: str, steps: Sequence[str]) -> TokenTree:
@@ -54,19 +54,19 @@ class Rater(abc.ABC):
   def forward(self, batch: Batch) -> jax.Array:
     """Returns class log-probabilities at a batch's read positions, `[B, R, K, C]`.
 
-    Another readout returns what its own `of_steps` takes.
+    A subclass may return other values, which its own `of_steps` converts.
     """
 
   @abc.abstractmethod
   def facts(self) -> dict[str, Any]:
-    """Returns the meaning of the probabilities, and the model files that they are from."""
+    """Returns what the probabilities mean and which model files they come from."""
 
   @abc.abstractmethod
   def identity(self) -> dict[str, Any]:
-    """Returns what decides the probabilities of a batch: weights, architecture, readout."""
+    """Returns what determines a batch's probabilities: weights, architecture, readout."""
 
   def of_steps(self, tree: TokenTree, found: np.ndarray) -> np.ndarray:
-    """Returns the probabilities of a solution's steps, float64, from `forward` at its reads."""
+    """Converts the output of `forward` at a solution's reads to step probabilities, float64."""
     return np.exp(found.astype(np.float64))
 
   def read(
@@ -89,7 +89,7 @@ class Rater(abc.ABC):
     return [self.of_steps(*each) for each in zip(token_trees, found)]
 
   def encode(self, problem: str, steps: Sequence[str]) -> TokenTree:
-    """Lays out a solution and checks it; warns, once, of one beyond the model's context length.
+    """Lays out a solution and checks it; warns once if one exceeds the model's context length.
 
     Raises:
       ValueError: as `lay_out`; or the solution has no steps, is too long, or has tokens that the
@@ -113,7 +113,7 @@ class Rater(abc.ABC):
   def probabilities(self, solutions: Sequence[Solution]) -> list[np.ndarray]:
     """Returns the mean over heads of `by_head`, each `[steps, C]` or `[1, C]`."""
     solutions = list(solutions)
-    for i, given in enumerate(solutions):  # a text for steps would be read as a step a letter
+    for i, given in enumerate(solutions):  # a string would be read as one step per letter
       if not isinstance(given, tuple | list) or len(given) != 2 or isinstance(given[1], str):
         message = f"solution {i} is {json_lines.show(given)}: expected (problem, [step, ...])"
         raise SolutionError(i, message)
@@ -122,10 +122,10 @@ class Rater(abc.ABC):
   def by_head(
     self, solutions: Sequence[Solution], on_share: Callable[[float], None] = lambda share: None
   ) -> list[np.ndarray]:
-    """Returns the class probabilities of solutions; equal ones are read once.
+    """Returns the class probabilities of solutions; equal solutions are scored once.
 
     Args:
-      on_share: called now and then with the share of the work that is done.
+      on_share: called now and then with the share of the work done so far.
 
     Returns:
       float64 arrays in the order of the solutions, each `[steps, K, C]` for a process model, `[1,

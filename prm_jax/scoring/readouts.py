@@ -1,18 +1,17 @@
 """Readouts: how a reward model is prompted with a solution, and where it is read.
 
 A readout lays problem and steps out as tokens, and says at which tokens and with which head the
-model is read.  `trained` makes the readout of this project's models, `PUBLISHED` has those of
+model is read.  `trained` makes the readout of this project's models, and `PUBLISHED` has those of
 public models.  To add one, write its layout here.
 
 A published layout gives the same token ids as its authors' procedure for the same problem and
 steps.  Read positions follow from how the ids were joined; they are never searched for.  So a
-special token spelled out in a problem or a step is plain letters, and a tag inside a step adds no
-read (the authors' procedures take either for the end of a step).  Nothing follows the last read.
+special token spelled out in a problem or step is encoded as plain text, and a tag inside a step
+adds no read; the authors' procedures would end a step at either.  Nothing follows the last read.
 
-For some families the benchmarks' own code prepares problem and steps in another way, which changes
-the results: `benchmark` names the benchmark whose code is followed.  ProcessBench:
-code/run_eval_prm_*.py of QwenLM/ProcessBench and huggingface/ProcessBench.  PRMBench:
-mr_eval/models of ssmisya/PRMBench.
+For some families a benchmark's own code prepares problem and steps differently, which changes the
+results.  `benchmark` names the benchmark to follow.  ProcessBench: code/run_eval_prm_*.py of
+QwenLM/ProcessBench and huggingface/ProcessBench.  PRMBench: mr_eval/models of ssmisya/PRMBench.
 """
 
 import dataclasses
@@ -35,8 +34,8 @@ QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\bo
 QWEN_TAG = "<extra_0>"
 SHEPHERD_TAG = "ки"
 MAX_RETOKENISED = 2**23  # tokens times steps of a solution that is encoded once for each step
-LLAMA_DATE = "26 Jul 2024"  # of Llama 3.1's template, where the caller gives none
-READ = None  # in a list of pieces: the token before it is read
+LLAMA_DATE = "26 Jul 2024"  # default date of Llama 3.1's chat template
+READ = None  # marks, in a list of pieces, that the token before it is read
 NUMBERS_GONE = "; without the numbers in front of steps"
 Head = Sequence[tuple[jax.Array, jax.Array]]  # float32 weight [C, D] and bias [C] of each layer
 
@@ -50,10 +49,10 @@ class Readout:
   """
 
   encode: Callable[[str, Sequence[str]], TokenTree]
-  layers: Sequence[str] = ()  # public names of the head's linear layers; ReLU is between them
-  outputs: int = 2  # of the last layer: logits of wrong and right, or 1: the logit of right
-  answers: Sequence[int] = ()  # or tokens of "wrong" and "right", which the model predicts
-  separator: str = ""  # between steps, where a file has a solution in one text
+  layers: Sequence[str] = ()  # public names of the head's linear layers, with ReLU between them
+  outputs: int = 2  # of the last layer; 2: logits of wrong and right; 1: of right
+  answers: Sequence[int] = ()  # in place of layers: tokens that predict "wrong" and "right"
+  separator: str = ""  # between steps, for files that hold a solution as one text
   read: str = ""  # the tokens that are read, in words for the contract
   prompt: str = ""  # the layout, in words for people
   tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tags and answers
@@ -149,10 +148,10 @@ def math_shepherd(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> 
 
 
 def rlhflow(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readout:
-  """RLHFlow (math-rm/prm_evaluate.py): a Llama 3 chat, each step a turn that `+` answers.
+  """RLHFlow (math-rm/prm_evaluate.py): a Llama 3 chat in which `+` answers each step's turn.
 
-  The authors run each prefix of the chat by itself, with all earlier answers `+`; one forward over
-  the whole chat gives the same.
+  The authors run each prefix of the chat by itself, with all earlier answers `+`; one forward pass
+  over the whole chat gives the same result.
   """
   names = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
   begin, start, end, over = (_special(tokenizer, name) for name in names)
@@ -183,16 +182,16 @@ def rlhflow(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readou
 
 
 def skywork(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readout:
-  """Skywork-o1-PRM (model_utils/io_utils.py): lines encoded apart, read at the end of each step.
+  """Skywork-o1-PRM (model_utils/io_utils.py): lines encoded separately, read at each step's end.
 
-  The authors take each line for a step; a step of several lines is read at its last line here.
+  The authors treat each line as a step; here a step of several lines is read at its last line.
   """
   name = token_name(tokenizer.settings, "bos_token")
   if name is None:
     raise ValueError("no bos_token in tokenizer_config.json; the authors put it first")
   first, mark = _special(tokenizer, name), "\n"
   where, how = "the line break after a step", "then each line encoded apart, and a line break"
-  if tagged := benchmark == "prm_bench":  # the authors' code with another tag, steps of any lines
+  if tagged := benchmark == "prm_bench":  # the authors' code, another tag; multi-line steps
     mark, where = SHEPHERD_TAG, f"the tag {SHEPHERD_TAG!r}"
     how = "'Step 1: ... ', each encoded apart, and the tag" + NUMBERS_GONE
   end = tokenizer.encode(mark)[-1]
@@ -221,7 +220,7 @@ def skywork(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readou
 
 
 def trl(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readout:
-  """TRL's PRMTrainer.tokenize_row: prompt, then each step and the separator, all encoded apart.
+  """TRL's PRMTrainer.tokenize_row: prompt, then each step and separator, encoded separately.
 
   A `bos_token` comes first even if the tokenizer adds none by itself (SmolLM2's).
   """
@@ -278,7 +277,7 @@ def trl_joined(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Rea
   )
 
 
-# Makers of readouts, with the arguments tokenizer, separator ("": the authors' own) and benchmark
+# Functions that make readouts from a tokenizer, a separator ("": the authors' own) and a benchmark
 # ("": none).
 PUBLISHED = {
   "qwen2.5-math-prm": qwen_math_prm,
@@ -309,8 +308,8 @@ def _check_cost(ids: Sequence[int], steps: Sequence[str], why: str = "") -> None
   """Raises ValueError if a solution is too long to encode once for each step."""
   if len(ids) * len(steps) > MAX_RETOKENISED:
     raise ValueError(
-      f"a solution {why}of {len(ids)} tokens and {len(steps)} steps: each beginning is encoded by "
-      f"itself, so tokens times steps may be {MAX_RETOKENISED:,} at most"
+      f"a solution {why}of {len(ids)} tokens and {len(steps)} steps: each prefix is encoded "
+      f"separately, so tokens times steps may be {MAX_RETOKENISED:,} at most"
     )
 
 
@@ -333,7 +332,7 @@ def _one(tokenizer: Tokenizer, text: str) -> int:
 def _llama_system(template: str | None) -> tuple[str, str]:
   """Returns the system turn that Llama 3's chat template adds ("": none), and a note on its date.
 
-  The template is code and is not run: Llama 3.1's is recognised by the words it begins with.
+  Templates are code and are not run: Llama 3.1's is recognised by the phrase of its system turn.
   """
   if template is not None and "Cutting Knowledge Date" not in template:
     if "<|start_header_id|>" not in template:
@@ -346,7 +345,7 @@ def _llama_system(template: str | None) -> tuple[str, str]:
 
 
 def _joined(pieces: Iterable[int | str | None], tokenizer: Tokenizer) -> TokenTree:
-  """Returns the tree of token ids and texts, each encoded apart, up to the last READ."""
+  """Joins token ids and separately encoded texts into a chain that ends at the last READ."""
   ids, reads = [], []
   for piece in pieces:
     if piece is READ:

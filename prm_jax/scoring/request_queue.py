@@ -1,7 +1,7 @@
 """A queue of solutions in front of one model, so that many requests share its batches.
 
-One thread runs the model and one encodes.  All other state belongs to the event loop, so there are
-no locks.
+One thread runs the model and one encodes.  All state belongs to the event loop, so there are no
+locks.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.scoring import batching
 from prm_jax.scoring.rater import UNDEFINED, Rater, Solution, SolutionError, undefined
 
-BATCH_TOKENS = 4 * batching.BATCH_TOKENS  # a batch takes solutions until it has so many tokens
+BATCH_TOKENS = 4 * batching.BATCH_TOKENS  # a batch accepts solutions until it has so many
 WAIT = 0.002  # seconds in which more solutions may join a batch
 SLICE = 2**16  # characters that are encoded at a time, so that requests take turns
 
 
 class Refused(Exception):
-  """A request gets no answer; its client gets the status, 500 if the model failed, and why."""
+  """A request is refused: the client gets a status, 500 if the model failed, and a message."""
 
   def __init__(self, status: int, message: str):
     super().__init__(message)
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
   problem: str
   tree: TokenTree
-  answer: asyncio.Future[np.ndarray]  # class probabilities, as of `Rater.by_head`
+  answer: asyncio.Future[np.ndarray]  # class probabilities, as from `Rater.by_head`
 
 
 class RequestQueue:
@@ -61,8 +61,8 @@ class RequestQueue:
 
     Args:
       most: limit of characters; a longer solution is refused.
-      on_tokens: receives the number of tokens made so far by each part of the work, before the next
-        part; may raise.
+      on_tokens: called after each part of the work with that part's number of tokens; it may raise
+        to stop.
     """
     trees: list[TokenTree | SolutionError] = []
     while len(trees) < len(solutions):
@@ -95,7 +95,7 @@ class RequestQueue:
     If the caller is cancelled, its solutions that are still in the queue are dropped.
 
     Raises:
-      Refused: the model failed, or its probabilities are not numbers.
+      Refused: the model failed, or its probabilities are not finite.
     """
     loop = asyncio.get_running_loop()
     entries = [Entry(problem, tree, loop.create_future()) for problem, tree in zip(problems, trees)]
@@ -115,7 +115,7 @@ class RequestQueue:
       try:
         results = await loop.run_in_executor(self._model, self._read, batch) if batch else []
         if bad := undefined(results):
-          print(f"{UNDEFINED} of {len(bad)} of {len(batch)} solutions", file=sys.stderr)
+          print(f"{UNDEFINED} for {len(bad)} of {len(batch)} solutions", file=sys.stderr)
       except Exception:
         traceback.print_exc(file=sys.stderr)
         results = [np.full(1, np.nan)] * len(batch)

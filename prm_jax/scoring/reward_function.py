@@ -79,17 +79,17 @@ class RewardFunction:
     """Returns the rewards of each completion's steps, and where the steps end in its text.
 
     Args:
-      prompts: texts or chats; the problem is the text, or the last turn of the chat's user.
-      completions: texts or chats, whose turns of the assistant are joined.
-      columns: of the dataset, a value for each completion; and whatever else a trainer passes.
+      prompts: texts or chats; the problem is the text, or the chat's last user turn.
+      completions: texts or chats; the assistant turns of a chat are joined.
+      columns: dataset columns with a value for each completion, and other arguments of a trainer.
 
     Raises:
-      ValueError: the numbers of prompts and completions differ, a prompt has no problem, or there
-        is no column of the problem; or the model gives NaN.
+      ValueError: the numbers of prompts and completions differ, a prompt has no problem, the
+        column `problem` is missing, or the model gives NaN.
     """
     if self.problem and columns.get(self.problem) is None:
       raise ValueError(
-        f"problem={self.problem!r}: the trainer gives no such column; there are "
+        f"problem={self.problem!r}: the trainer passes no such column; its columns: "
         f"{', '.join(columns) or 'none'}"
       )
     solutions, places = self.solutions(columns.get(self.problem, prompts), completions)
@@ -121,7 +121,7 @@ class RewardFunction:
     """Returns the step rewards of each completion.
 
     Args:
-      probabilities: `[steps, K, C]` by head, of the completions that could be scored, by number.
+      probabilities: by index, for completions that could be scored, `[steps, K, C]` by head.
       places: where the steps of each completion end.
     """
     sizes = (len(places), max(map(len, probabilities.values()), default=0))
@@ -145,9 +145,9 @@ def _problem(prompt: Any) -> str:
 
 
 def _text(value: Any, role: str, last: bool = False) -> str | None:
-  """Returns a text, or the turns of a role in a chat, joined or the last; None if it is neither."""
+  """Returns a text, or a chat's turns of `role`, joined or only the last; None if it is neither."""
   if isinstance(value, str):
-    return str(value)  # also of NumPy's strings
+    return str(value)  # NumPy's strings too
   try:
     turns = [_content(message.get("content")) for message in value if message["role"] == role]
     return turns[-1] if last else "".join(turns)
@@ -156,7 +156,7 @@ def _text(value: Any, role: str, last: bool = False) -> str | None:
 
 
 def _content(content: str | Sequence[dict[str, Any]] | None) -> str:
-  """Returns the text of a message, or of its parts that are text; "" of a mere call of a tool."""
+  """Returns a message's text, joined from its text parts; "" if it only calls a tool."""
   if isinstance(content, str):
     return content
   return "".join(part["text"] for part in content or () if part["type"] == "text")

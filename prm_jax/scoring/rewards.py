@@ -1,9 +1,9 @@
 """Rewards of steps and tokens for reinforcement learning, from P(right) of the steps.
 
-Pure functions of fixed shapes: a solution has S places for steps, which are filled from the first
-on as `valid` says, and L places for tokens.  All leading axes are batch axes, so the functions run
-under `jax.jit` and `jax.vmap`, and a batch keeps its sharding.  The values in padding change no
-result and no gradient.
+Pure functions of fixed shapes: a solution has S places for steps, filled from the front and marked
+by `valid`, and L places for tokens.  All leading axes are batch axes, so the functions run under
+`jax.jit` and `jax.vmap`, and a batch keeps its sharding.  Values in padding change no result and no
+gradient.
 """
 
 import functools
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 FORMS = ("product", "minimum", "raw", "implicit")
-TEMPERATURE = 0.1  # of "minimum": PURE's
+TEMPERATURE = 0.1  # default of "minimum", as in PURE
 LEAST_TEMPERATURE = 1e-6  # much below it, 1 / temperature is infinite in float32
 NEAR = 2.0**-23  # distance of P(right) from 0 and 1 at which its log-odds are finite in float32
 BETA = 0.05  # of implicit rewards: `beta_train` of PRIME
@@ -60,8 +60,8 @@ def step_rewards(
   if form == "minimum":
     r = 2 * jnp.where(valid, p, 0) - 1
     return jnp.where(valid, r * jax.nn.softmax(-r / temperature, where=valid), 0)
-  # Not in log space: a product of probabilities loses no digits, and log(0) has no gradient.  Nor
-  # is one product subtracted from another: p - 1 times the first keeps its digits.
+  # Not in log space: a product of probabilities loses no digits, and log(0) has no gradient.
+  # Products are not subtracted either: the earlier one times (p - 1) keeps its digits.
   p = jnp.where(valid, p, 1)
   before = jnp.cumprod(p[..., :-1], axis=-1)
   rewards = jnp.concatenate([p[..., :1], before * (p[..., 1:] - 1)], axis=-1)
@@ -102,7 +102,7 @@ def at_tokens(rewards: jax.Array, ends: jax.Array, valid: jax.Array, length: int
     rewards: `[..., S]`.
     ends: place of each step's last token, int `[..., S]`.
     valid: whether there is a step, bool `[..., S]`.
-    length: L.  A step that ends beyond it, in a completion that was cut, has no place.
+    length: L.  The reward of a step that ends beyond it, in a truncated completion, is dropped.
   """
   here = (jnp.arange(length) == ends[..., None]) & valid[..., None]
   return jnp.where(here, rewards[..., None], 0).sum(-2)
@@ -113,7 +113,7 @@ def returns_to_go(rewards: jax.Array, discount: float | jax.Array = 1.0) -> jax.
 
   It has no mask: rewards in padding must be zero, as `at_tokens` leaves them.
   """
-  rewards = jnp.asarray(rewards, jnp.result_type(rewards, float))  # whole rewards have no discount
+  rewards = jnp.asarray(rewards, jnp.result_type(rewards, float))  # integers truncate the discount
 
   def combine(later, earlier):
     return later[0] * earlier[0], earlier[1] + earlier[0] * later[1]

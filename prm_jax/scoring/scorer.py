@@ -124,8 +124,8 @@ class Scorer(Rater):
     else:
       contract, readout = _published(directory, name, tokenizer, separator, benchmark)
     head = _read_head(directory, readout, stored)
-    # Scoring runs no language-model head, so none is loaded, as if embeddings were tied.  The soft
-    # cap of its logits is only for readouts of two of them.
+    # Scoring runs no language-model head; with tied embeddings none is loaded.  Only a readout that
+    # compares two of its logits needs their soft cap.
     softcap = stored.logit_softcap if readout.answers else 0.0
     config = dataclasses.replace(
       stored, tied_embeddings=True, logit_softcap=softcap, dtype=dtype, param_dtype=dtype
@@ -158,10 +158,9 @@ class Scorer(Rater):
     return self.program(self.params, self.head, batch)
 
   def facts(self) -> dict[str, Any]:
-    """Returns the meaning of the probabilities, and the sha256 of the model's files.
+    """Returns what the probabilities mean, and the files' sha256, which the hub also shows.
 
-    The hub shows the same hashes.  Only for published and exported models; a checkpoint's metadata
-    says the same of a trained model.
+    Only for published and exported models; a trained model's checkpoint has metadata instead.
     """
     facts = {"model": str(self.directory), "sha256": self.hashes}
     facts = dataclasses.asdict(self.contract) | facts
@@ -186,7 +185,7 @@ class Scorer(Rater):
   @functools.cached_property
   def graph(self) -> nnx.GraphDef:
     """The model's structure, which `nnx.merge` joins with `params`."""
-    # Scoring may run on devices for which the kernel of the training run does not exist.
+    # These devices may lack the attention kernel of the training run.
     config = dataclasses.replace(self.config, attention="auto")
     return step_lib.graph(config, self.vocab_size, len(self.contract.classes), self.contract.heads)
 
@@ -266,7 +265,7 @@ def _read_head(
     if shape != list(expected):
       hint = "; a language model has no reward head" if shape == "missing" else ""
       raise ValueError(f"{directory}: {name} is {shape}, expected {list(expected)}{hint}")
-  if readout.answers:  # two rows of a matrix that may have a gigabyte
+  if readout.answers:  # only two rows: the matrix may take a gigabyte
     rows = [source[matrix].read(slice(token, token + 1)) for token in readout.answers]
     return [(np.concatenate(rows).astype(np.float32), np.zeros(2, np.float32))]
   values = [source[name].read().astype(np.float32) for name in shapes]
@@ -300,6 +299,6 @@ def check_contract(
   if actual != expected:
     raise ValueError(
       f"{where}: the tokenizer's hash and its ids of {show(contract.separator)} are "
-      f"{show(actual, 200)}, in training they were {show(expected, 200)}; put back the tokenizer "
-      "of that run"
+      f"{show(actual, 200)}, in training they were {show(expected, 200)}; restore that run's "
+      "tokenizer"
     )

@@ -1,8 +1,8 @@
 """A reward model behind HTTP: `POST /score`, `POST /rewards` and `GET /health`.
 
-Requests come from the network, so `Limits` bounds the size of each request, the memory of all, and
-the time that each may take.  Solutions are encoded before they are queued, so that one that cannot
-be scored fails its own request only.  A route is a line in `Service.app`.
+Requests come from the network, so `Limits` bounds the size and time of each request, and the memory
+that all requests hold.  Solutions are encoded before they are queued, so that one that cannot be
+scored fails only its own request.  `Service.app` lists the routes.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Limits:
   solutions: int = 256
   steps: int = 16_384  # of all solutions of a request: the answer has numbers for each
   characters: int = 2**18  # of a solution, before it is encoded: far more than MAX_TOKENS have
-  seconds: float = 30.0  # until a body has arrived, and until an answer has been taken
+  seconds: float = 30.0  # to receive a body, and to send an answer
   held_bytes: int = 64 * 2**20  # of bodies
   held_solutions: int = 16_384
   held_tokens: int = 256 * MAX_TOKENS  # as many as one request may have
@@ -101,12 +101,12 @@ class Service:
     self.served: collections.Counter[str] = collections.Counter()
     self.address: tuple[str, int] | None = None  # None: not serving yet
     self._under_way, self._stopping = 0, False
-    self._deadlines: set[asyncio.Timeout] = set()  # of the bodies that are arriving
+    self._deadlines: set[asyncio.Timeout] = set()  # of bodies that are still arriving
 
   async def serve(self, listener: socket.socket) -> None:
     """Answers requests until `stop` or, in the main thread, SIGTERM or SIGINT.
 
-    Prints the URL when it is ready.  At the end it answers the requests that it has.
+    Prints the URL when it is ready.  It answers all accepted requests before it returns.
     """
     self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
     self.queue.warm_up()
@@ -184,14 +184,14 @@ class Service:
     scores = []
     for was_split, (_, steps), probabilities in zip(split, solutions, read):
       scored = candidates.scored({}, steps, probabilities, self.scorer.contract)
-      if not was_split:  # only the client of a split text has to be told its steps
+      if not was_split:  # the client knows the steps that it sent
         del scored["steps"]
       scores.append(scored)
     self.served["solutions"] += len(scores)
     return {"scores": scores}
 
   def _solutions(self, body: bytes) -> tuple[list[bool], list[Solution]]:
-    """Returns whether the text of each solution of a body was split, and the solutions.
+    """Returns, for each solution of a body, whether its text was split; and the solutions.
 
     Raises:
       Refused, BadLine: the body is wrong; the message says where.
@@ -354,7 +354,7 @@ async def _errors_as_json(request: web.Request, handler: Callable) -> web.Stream
 
 
 def _allow_connections() -> None:
-  """Raises the number of files that this process may open, often 1,024: connections are files."""
+  """Raises this process's limit of open files, often 1,024: each connection is a file."""
   _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   with contextlib.suppress(ValueError):  # some systems allow fewer than their limit says
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
