@@ -552,7 +552,7 @@ def test_a_search_writes_scored_samples(tmp_path, text_run, prm_run):
   flags += ["--n=4", "--max_new_tokens=32", "--max_step_tokens=32", "--search=particles"]
   flags += [f"--prm={prm_run}"]
   done = call_script("generate.py", *flags)
-  assert "the reward model read" in done.stdout and "with each prefix read again" in done.stdout
+  assert "the reward model read" in done.stdout and "if each prefix were read again" in done.stdout
   done = call_script("score.py", f"--checkpoint={prm_run}", f"--input={out}", f"--output={scored}")
   both = zip(*(each.read_text().splitlines() for each in (out, scored)))
   for found, again in (map(json.loads, pair) for pair in both):

@@ -4,8 +4,8 @@ A slot is a sequence that grows by a token a step.  Its keys and values are in t
 holds the tokens that slots may share, such as a prompt, or the steps that solutions in a search
 have in common: each token is stored once, at a place, and a slot attends to the places of its own
 past.  A ring of T places holds the slot's latest tokens.  All slots write to the same place of
-their rings, so that a step writes a slice and scatters nothing.  `keep` moves tokens from the rings
-to the contexts.
+their rings, so that a step writes one slice and needs no scatter.  `keep` copies tokens from the
+rings to the contexts.
 
 Letters: B slots, G contexts, C places of a context, T of a ring; the others as in `prm_jax`.
 """
@@ -40,7 +40,7 @@ class Cache:
 def empty(c: config_lib.Model, B: int, G: int, C: int, T: int) -> Cache:
   """Returns a cache of zeros.
 
-  Slots are split over the rows of the mesh and heads over `tensor`, where the axes divide them.
+  Slots are sharded over the mesh's row axes and heads over `tensor`, where the axes divide them.
   """
 
   def zeros(rows: int, axis: Axis, places: int) -> list[jax.Array]:
@@ -49,7 +49,7 @@ def empty(c: config_lib.Model, B: int, G: int, C: int, T: int) -> Cache:
     axes = [a if divides(a, size, mesh) else None for a, size in zip((axis, HEADS), shape)]
     return [constrain(jnp.zeros(shape, c.dtype), *axes, None, None) for _ in range(c.layers)]
 
-  # Contexts are not split: any slot may read any of them.
+  # Contexts are sharded over heads only: any slot may read any of them.
   context = functools.partial(zeros, G, None, C)
   ring = functools.partial(zeros, B, ROWS, T)
   return Cache(context(), context(), jnp.zeros((G, C), jnp.int32), ring(), ring())
@@ -99,7 +99,7 @@ def keep(cache: Cache, moved: Sequence[np.ndarray], new: Any = None) -> Cache:
     return cache
   tokens = np.concatenate(moved, axis=1)
   _, first = np.unique(tokens[0].astype(np.int64) << 32 | tokens[1], return_index=True)
-  # Padded to one of a few sizes, as each is compiled; padding is out of bounds, so it is dropped.
+  # Padded to one of a few sizes, as each is compiled; the padding is out of bounds and dropped.
   extra = size(len(first), 64) - len(first)
   tokens = np.pad(tokens[:, first], [(0, 0), (0, extra)], constant_values=np.iinfo(np.int32).max)
   return _copied(cache, tokens, new)

@@ -49,7 +49,7 @@ class Slots:
   seed: jax.Array
   sample: jax.Array
   place: jax.Array  # the token's, in its sample
-  likeliest: jax.Array | None = None  # bool [B], whether the likeliest token is chosen; None: none
+  likeliest: jax.Array | None = None  # bool [B], whether to choose the likeliest token; None: never
 
 
 @jax.tree_util.register_dataclass
@@ -132,7 +132,7 @@ def prefill(
   (S,) = tokens.shape
   positions = jnp.arange(S, dtype=jnp.int32)[None]
   attend = decoder.tree_attention(TreeMask(jnp.full((1, S), S), positions), c)
-  # XLA removes the rest of the last layer.
+  # XLA removes the last layer's attention and MLP, whose output is unused.
   _, keys, values = hidden(
     weights, tokens[None], positions, lambda layer, *given: attend(*given), c
   )
@@ -228,7 +228,7 @@ def hidden(
   Also returns their keys and values, `[B, K, S, H]` for each layer.
 
   Args:
-    attend: a `decoder.Attention` with the number of the layer before its arguments.
+    attend: a `decoder.Attention` that takes the layer's number as an additional first argument.
   """
   x = residual_stream(weights["embedding"], tokens, c)
   layer = _layer(dataclasses.replace(c, lora_rank=0))  # `prepare` has merged it
@@ -251,7 +251,7 @@ def _layer(c: config_lib.Model) -> nnx.GraphDef:
 
 @dataclasses.dataclass(frozen=True)
 class _Grid:
-  """Slots grouped by the context that they share, so that no context is copied for its slots."""
+  """Slots grouped by the context that they share, so that contexts are not copied for slots."""
 
   members: jax.Array | None  # int32 [G * E]; None: slots are sorted and fill the grid
   place: jax.Array  # int32 [B], of each slot in the grid

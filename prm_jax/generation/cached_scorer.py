@@ -23,12 +23,12 @@ from prm_jax.scoring import readouts
 from prm_jax.scoring.rater import UNDEFINED, undefined
 from prm_jax.scoring.scorer import Scorer
 
-# Most new tokens of a tree, unless one solution has more: memory then grows with their square.
+# Limit of a tree's new tokens, as memory grows with their square; a single solution may exceed it.
 TREE_TOKENS = 1024
 BLOCK = 16  # tokens of a block; the last block of a tree is padded
-BATCH_BLOCKS = 64  # most blocks that are encoded at once, unless one tree has more
+BATCH_BLOCKS = 64  # limit of blocks encoded at once; a single tree may exceed it
 Solution = tuple[str, tuple[str, ...]]  # a problem and steps
-Path = tuple[int, ...]  # tokens up to the one where a solution is read
+Path = tuple[int, ...]  # tokens up to the one at which a solution is read
 
 
 class _Tree(NamedTuple):
@@ -36,7 +36,7 @@ class _Tree(NamedTuple):
 
   group: int
   past: Sequence[int]  # the places of the path
-  paths: list[Path]  # with the past
+  paths: list[Path]  # including the past
   new: token_tree.TokenTree  # the tokens of the paths after the past
   at: list[np.ndarray]  # of each path, the indices of its tokens in the tree
 
@@ -54,14 +54,14 @@ class CachedScorer:
       raise ValueError("an outcome model rates no steps: a search needs a process model")
     self.scorer = scorer
     self.places = [Places() for _ in range(contexts)]
-    # A search asks for the path of its newest solutions several times; older ones only take memory.
+    # A search asks for the paths of its newest solutions several times, and not for older ones.
     self._path = functools.lru_cache(2**12)(self._path)
-    self.encoded = [0] * contexts  # tokens encoded so far for each, without padding
+    self.encoded = [0] * contexts  # tokens encoded so far in each context, without padding
     self._extend = _extend(scorer.graph, scorer.config)
     with jax.set_mesh(scorer.mesh):
       self._weights = cached_decoder.prepare(scorer.params, scorer.config)
       self._cache = cache_lib.empty(scorer.config, 0, contexts, 256, 1)
-    # Trees, keys and values of the batches that were encoded since `keep`.
+    # Trees, keys and values of the batches encoded since the last `keep`.
     self._batches: list[tuple[list[_Tree], Any, Any]] = []
 
   def probabilities(self, asked: Mapping[int, Sequence[Solution]]) -> dict[int, list[np.ndarray]]:
@@ -123,11 +123,11 @@ class CachedScorer:
     self.places[context] = Places()
 
   def length(self, problem: str, steps: Sequence[str]) -> int:
-    """Returns the number of tokens that scoring a solution from its start encodes."""
+    """Returns the number of tokens encoded when a solution is scored from its start."""
     return len(self._path(problem, steps))
 
   def _path(self, problem: str, steps: Sequence[str]) -> Path:
-    """Returns the tokens up to the one where the last step is read."""
+    """Returns the tokens up to the one at which the last step is read."""
     tree = self.scorer.encode(problem, steps)
     read = tree.read_positions[-1]
     return tuple(tree.tokens[: read + 1][tree.subtree_end[: read + 1] > read].tolist())

@@ -19,9 +19,9 @@ class Prompt:
   """A text that a model completes."""
 
   before: str  # may spell out special tokens, as a chat template does
-  problem: str  # plain text: the name of a special token in it is letters
+  problem: str  # plain text, even where it spells out a special token
   after: str
-  seed: int  # of its samples; sample k of equal prompts with equal seeds is the same text
+  seed: int  # sample k of equal prompts with equal seeds is the same text
   # First steps of the solution, each with its separator: plain text, encoded one by one.
   begun: tuple[str, ...] = ()
 
@@ -49,20 +49,20 @@ class Completion:
   sample: int  # its number among the prompt's samples
   text: str  # without the end token
   end: End
-  tokens: tuple[int, ...] | None = None  # with the end token; None: the engine does not say
+  tokens: tuple[int, ...] | None = None  # with the end token; None: the engine reports none
   # Of each token, by the model's own distribution, before temperature and truncation.
   log_probs: tuple[float, ...] | None = None
   token_count: int = 0
 
 
 def derived_seed(seed: int, number: int | str) -> int:
-  """Returns a seed of 31 bits, as servers take, for a problem's samples or for one sample."""
+  """Returns a 31-bit seed, as servers accept, for a problem's samples or for one sample."""
   digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
   return int.from_bytes(digest[:4], "big") >> 1
 
 
 class PromptError(ValueError):
-  """Prompts cannot be completed; `refused` has the reasons, by their places among those given."""
+  """Some prompts cannot be completed; `refused` maps their indices to the reasons."""
 
   def __init__(self, refused: dict[int, str]):
     super().__init__(next(iter(refused.values())))
@@ -93,6 +93,6 @@ class Engine(Protocol):
     """Yields `n` completions of each prompt, each as soon as it ends.
 
     Raises:
-      PromptError: some prompts cannot be completed; from a server, the others have been.
+      PromptError: some prompts cannot be completed; a server has completed the others first.
     """
     ...

@@ -11,7 +11,7 @@ import msgspec
 from prm_jax import config as config_lib
 from prm_jax.runtime import json_lines
 
-UNUSED = {  # flags without effect, by the flag of the model; the first of those given counts
+UNUSED = {  # flags without effect, by the flag that names the model; the first flag given counts
   "url": ("step", "batch", "dtype", "tensor"),
   "checkpoint": ("concurrency", "dtype"),
   "model": ("step", "concurrency"),
@@ -24,38 +24,39 @@ Stop = Annotated[config_lib.Escaped, msgspec.Meta(min_length=1)]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generator(config_lib.Checked):
   model: str = ""  # directory of a public or exported model
-  checkpoint: str = ""  # or work directory of train.py
-  step: str = "latest"  # of the checkpoint: "latest", "best" by train.best_metric, or a number
-  url: str = ""  # or a server with OpenAI's API, such as http://127.0.0.1:8000/v1
-  served_model: str = ""  # the server's name of the model; --model then gives its tokenizer
-  concurrency: config_lib.Count = 64  # requests to the server at once
-  max_new_tokens: config_lib.Count = 512
-  temperature: config_lib.NonNegative = 1.0  # 0: the likeliest token
-  top_k: config_lib.Whole = 0  # 0: all
-  top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0  # 1: all
-  min_p: config_lib.Share = 0.0  # of the likeliest token's probability; 0: all
+  checkpoint: str = ""  # instead of --model: work directory of a run of train.py
+  step: str = "latest"  # checkpoint to load: "latest", "best" by train.best_metric, or a number
+  url: str = ""  # a server with OpenAI's API, such as http://127.0.0.1:8000/v1
+  served_model: str = ""  # the model's name on the server; --model then gives its tokenizer
+  concurrency: config_lib.Count = 64  # simultaneous requests to the server
+  max_new_tokens: config_lib.Count = 512  # limit of tokens of a sample
+  temperature: config_lib.NonNegative = 1.0  # 0: always the likeliest token
+  top_k: config_lib.Whole = 0  # number of likeliest tokens to sample from; 0: all
+  # total probability of the likeliest tokens to sample from; 1: all
+  top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+  min_p: config_lib.Share = 0.0  # least probability, as a share of the likeliest token's; 0: all
   # Texts that end a sample; they stay in it.  \n is a line break, and \\ a backslash.
   stop: tuple[Stop, ...] = ()
-  seed: config_lib.Whole = 0  # of the samples
+  seed: config_lib.Whole = 0  # seed of the samples
   # chat: the model's template; few_shot: after --examples; plain: the problem and a newline
   prompt: Literal["chat", "few_shot", "plain"] = "chat"
   system: str | None = None  # system prompt of chat; None: reason step by step, box the answer
   examples: pathlib.Path | None = None  # for few_shot: JSON lines with problem and steps
   steps: Literal["lines", "paragraphs"] = "lines"  # paragraphs: empty lines separate steps
-  batch: config_lib.Count = 64  # samples that are decoded at once
-  dtype: Literal["float32", "bfloat16"] = "float32"  # of public and exported models
+  batch: config_lib.Count = 64  # samples decoded at once
+  dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of a public or exported model
   tensor: config_lib.Count = 1  # devices that share a copy of the model
 
   def check_model(self, elsewhere: Collection[str] = ()) -> None:
-    """Raises ValueError unless the flags name one model, and all of them have an effect.
+    """Raises ValueError unless the flags name one model and each flag has an effect.
 
     Args:
-      elsewhere: names of flags that have an effect on something else.
+      elsewhere: names of flags that also affect something other than this model.
     """
     if bool(self.url) != bool(self.served_model):
       raise ValueError("--url and --served_model go together")
     if self.url and self.checkpoint:
-      raise ValueError("--url and --checkpoint contradict each other")
+      raise ValueError("give one of --url and --checkpoint")
     if not self.url and bool(self.model) == bool(self.checkpoint):
       raise ValueError("give one of --model=DIR and --checkpoint=DIR, or --url=URL")
     if bool(self.examples) != (self.prompt == "few_shot"):
@@ -73,7 +74,7 @@ class Generator(config_lib.Checked):
     return self.served_model or self.model or self.checkpoint
 
   def load(self, chat: bool = False):
-    """Loads the engine; `chat`: a server is asked for chat completions."""
+    """Loads the engine; with `chat`, a server is asked for chat completions."""
     from prm_jax.generation.sampler import Sampler
     from prm_jax.generation.server import Server
     from prm_jax.input_pipeline import tokenizers

@@ -1,8 +1,7 @@
 """A trie of the token sequences in a context, whose nodes are places of the cache.
 
 Sequences share the places of a common prefix, so that a problem's prompt and the steps that
-solutions have in common are encoded and stored once.  A place is free when no kept sequence needs
-it.
+solutions share are encoded and stored once.  A place is free when no kept sequence needs it.
 """
 
 from collections.abc import Iterable
@@ -50,7 +49,7 @@ class Places:
 
 
 def power_of_two(count: int) -> int:
-  """Returns the least power of two that is not below the count."""
+  """Returns the least power of two that is at least `count`."""
   return 1 << (count - 1).bit_length()
 
 

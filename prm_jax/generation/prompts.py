@@ -21,13 +21,13 @@ PROBLEM, SOLUTION = "Problem:\n", "Solution:\n"  # headings of worked examples
 NEXT = f"\n\n{PROBLEM}"  # ends a solution after worked examples
 SEPARATORS = {"lines": "\n", "paragraphs": "\n\n"}  # between steps
 PLACE = "\ue000"  # stands for the problem in a rendered template
-# The day of a template that asks for today's: a prompt must not depend on the day.  Llama's
-# templates have this one by default.
+# The date given to templates that ask for today's, as prompts must not depend on the day.  It is
+# the default of Llama's templates.
 TODAY = datetime.date(2024, 7, 26)
 
 
 class Generation(jinja2.ext.Extension):
-  """Renders what `{% generation %}` encloses: it marks a reply for training, as in transformers."""
+  """Renders the contents of `{% generation %}`, which marks replies to train on in transformers."""
 
   tags = frozenset({"generation"})
 
@@ -75,7 +75,7 @@ def maker(
 
 
 def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str, bool]:
-  """Returns the texts of a chat template before and after the problem, and whether it trims that.
+  """Returns a chat template's text before and after the problem, and whether it trims the problem.
 
   The template comes with a model, so it runs in jinja2's sandbox, as in transformers.
   """
@@ -106,7 +106,7 @@ def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str, bool]:
   try:
     try:
       render(PLACE)
-    except jinja2.UndefinedError:  # most templates have a date of their own without this function
+    except jinja2.UndefinedError:  # without this function, most templates use a date of their own
       environment.globals["strftime_now"] = TODAY.strftime
     text, spaced = render(PLACE), render(f" {PLACE} ")
   except Exception as error:  # a template may fail in any way
@@ -145,7 +145,7 @@ def ends_step(text: str, steps: Steps) -> bool:
   """Returns whether the text has a whole step and the separator after it."""
   text = text.lstrip()
   if text.partition(SEPARATORS[steps])[0].strip() == ANSWER:
-    text = text.removeprefix(ANSWER).lstrip()  # the answer, as in `split`
+    text = text.removeprefix(ANSWER).lstrip()  # heading and answer are one step, as in `split`
   return SEPARATORS[steps] in text
 
 

@@ -1,9 +1,9 @@
 """The project's own engine: a batch of slots, each refilled as soon as its completion ends.
 
-A step and the encoding of a prompt are compiled once each.  The random number of a token follows
-from its prompt's seed, its sample's number and its place in the sample.  So a text depends on the
-batch, the slot and the mesh only through the rounding of the logits, which in float32 decides about
-one token in a million.
+The decoding step and the prefill are compiled once for each size.  The random number of a token
+follows from its prompt's seed, its sample's number and its place in the sample.  So a text depends
+on the batch, the slot and the mesh only through the rounding of the logits, which in float32
+decides about one token in a million.
 """
 
 import collections
@@ -35,7 +35,7 @@ from prm_jax.runtime import compiler_options, json_lines
 from prm_jax.scoring.language_model import LanguageModel
 from prm_jax.training import checkpoint as checkpoint_lib
 
-LEAST_PLACES = 64  # of a context; those of a search are a multiple, until they grow
+LEAST_PLACES = 64  # of a context; a search's contexts begin as a multiple
 RING = 256  # initial places of a ring; a step reads all of them, so rings grow only when needed
 
 
@@ -63,7 +63,7 @@ class Sampler:
   end_tokens: frozenset[int]
   mesh: jax.sharding.Mesh
   batch: int = 64  # slots
-  step: int | None = None  # of the checkpoint; None: of a public model
+  step: int | None = None  # of the checkpoint; None: a public model
 
   @classmethod
   def load(
@@ -78,7 +78,7 @@ class Sampler:
 
     Args:
       tensor: devices of this host that share a copy of the model.
-      step: of a run's checkpoint.
+      step: a run's checkpoint, as in `Scorer.load`.
 
     Raises:
       ValueError, OSError: as `LanguageModel.load`; or `tensor` does not divide the devices.
@@ -104,7 +104,7 @@ class Sampler:
   ) -> Self:
     """Makes a sampler from the parameters of a `StepScorer`.
 
-    Drops the rows of the vocabulary beyond the tokenizer's: they are padding and have no text.
+    Drops the embedding's rows beyond the tokenizer's vocabulary, which are padding without text.
     """
     config = dataclasses.replace(config, attention="auto")
     with jax.set_mesh(mesh):
@@ -192,7 +192,7 @@ class Sampler:
       )
 
   def encode(self, prompt: Prompt) -> list[int]:
-    """Returns a prompt's tokens; raises ValueError for none, or for one that the model lacks."""
+    """Returns a prompt's tokens; ValueError if there are none, or one that the model lacks."""
     ids = prompts_lib.encode(prompt, self.tokenizer)
     rows = self.weights["embedding"].shape[0]
     if not ids or max(ids) >= rows:
@@ -208,7 +208,7 @@ class Sampler:
     """Returns the completion if the sample's last token ends it.
 
     Args:
-      may_end: of `ends_by`: the text is decoded only if it may have ended.
+      may_end: from `ends_by`; the text is decoded only if its last token may end it.
     """
     full = len(sample.tokens) == limits.max_new_tokens
     if not (full or may_end(sample.tokens[-1])):
@@ -224,10 +224,10 @@ class Sampler:
     return Completion(sample.prompt, sample.sample, text, end, tokens, log_probs, len(tokens))
 
   def ends_by(self, letters: Iterable[str]) -> Callable[[int], bool]:
-    """Returns a filter for the tokens that may end a text: end tokens, and those with a letter."""
+    """Returns whether a token may end a text: an end token, or one that has one of `letters`."""
     letters = {*letters}
-    # A token decoded alone may lose its spaces, and a part of a letter's bytes decodes to another
-    # letter.
+    # A token decoded alone may lose its spaces, and part of a character's bytes decodes to another
+    # character.
     if any(x != "\n" and (x.isspace() or not x.isascii()) for x in letters):
       return lambda token: True
     decode, ends = self.tokenizer.decode, self.end_tokens
@@ -263,7 +263,7 @@ def slots_of(samples: Sequence[_Sample | None], G: int, E: int) -> Slots:
 
 @functools.lru_cache(8)  # samplers of one architecture share the compiled program
 def decoding_step(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
-  """Returns the compiled function `decode`, below, for such a device."""
+  """Returns the function `decode`, below, compiled with the options for `device`."""
   options = compiler_options.of(tpu, device)
 
   @functools.partial(
@@ -282,7 +282,7 @@ def decoding_step(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
 
     Args:
       index: int32 `[]`, the place of the rings to write to.
-      slots: its tokens are read where a slot is fresh: its `own_length` is 0.
+      slots: its `tokens` are read by new slots, those whose `own_length` is 0.
       last: int32 `[B]`, the tokens of the last step, which the other slots read.
     """
     numbers = jax.vmap(uniform)(slots.seed, slots.sample, slots.place)
@@ -316,10 +316,10 @@ def _chains(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
       largest group.
 
   Returns:
-    The groups, as indices of prompts, by the places of their contexts and by their first prompt.
+    The groups, as indices of prompts, sorted by the sizes of their contexts, then by first prompt.
   """
   order, chains = sorted(range(len(prompts)), key=lambda i: prompts[i], reverse=True), []
-  for i in order:  # in this order a prompt follows the prompts that it begins
+  for i in order:  # in this order a prompt follows those of which it is a prefix
     first = prompts[chains[-1][0]] if chains else ()
     if chains and len(chains[-1]) < most and [*first[: len(prompts[i])]] == [*prompts[i]]:
       chains[-1].append(i)
@@ -329,7 +329,7 @@ def _chains(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
 
 
 def _places(prompt: Sequence[int]) -> int:
-  """Returns the places of a prompt's context, one of few sizes; a step encodes the last token."""
+  """Returns the size of a prompt's context, one of few; a step encodes the last token."""
   return size(len(prompt) - 1, LEAST_PLACES)
 
 

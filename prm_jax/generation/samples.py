@@ -22,7 +22,7 @@ from prm_jax.types import StepContract
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """The settings that determine a problem's samples, beside the model."""
+  """The settings that determine a problem's samples, besides the model."""
 
   n: int
   sampling: Sampling
@@ -32,7 +32,7 @@ class Settings:
   steps: prompts_lib.Steps
 
 
-# Keys that judge a solution; a problem's record may be a solution of it.
+# Keys that judge a solution.  The record of a problem may have them, if it is also a solution.
 OF_A_SOLUTION = {"logprob", "is_correct", "final_answer_correct", "label", "labels", "verdict"}
 OF_A_SOLUTION |= {"verdicts", "step_scores", "search_score", "spent", "rollouts", "provenance"}
 OF_A_SOLUTION |= candidates.SCORES["process"] | candidates.SCORES["outcome"]
@@ -40,7 +40,7 @@ Problem = dict[str, Any]  # a record with `problem`, whose keys go to each sampl
 
 
 class Line(msgspec.Struct):
-  """The key of a problem's record that is read."""
+  """The key read from a problem's record."""
 
   problem: json_lines.Text
 
@@ -55,11 +55,11 @@ def read(path: pathlib.Path) -> list[Problem]:
 
 
 def record(problem: Problem, completion: Completion, s: Settings) -> dict[str, Any]:
-  """Returns a record of the output: the problem's keys, and a sample in the form of scored samples.
+  """Returns an output record: the problem's keys, and a sample in the format of scored samples.
 
   A sample that was cut off has no answer: it is missing, not wrong.  A problem's own `answer`, as
   in MATH, becomes `ground_truth_answer`; other keys of a sample replace the problem's.  Keys that
-  judge a solution (`OF_A_SOLUTION`) are left out: the record may be that of another solution.
+  judge a solution (`OF_A_SOLUTION`) are dropped, because they may judge another solution.
   """
   text = prompts_lib.solution(completion.text, s.form)
   finished = completion.end == "stop"
@@ -87,7 +87,7 @@ def generate(
   s: Settings,
   journal: Journal,
 ) -> None:
-  """Samples the problems at the indices `left` for the journal, under a progress bar."""
+  """Samples solutions of the problems at the indices `left` and journals them; shows progress."""
   asked = [make(problems[i]["problem"], derived_seed(s.seed, i)) for i in left]
   records: dict[int, dict[int, dict]] = collections.defaultdict(dict)  # by problem and sample
   tokens = ended = count = 0
@@ -115,9 +115,9 @@ def search(
   s: Settings,
   journal: Journal,
 ) -> None:
-  """Searches for solutions of the problems at the indices `left`, under a progress bar.
+  """Searches for solutions of the problems at the indices `left` and journals them.
 
-  Arguments are as of `generate`.  The records also have the scores of their steps.
+  Takes the arguments of `generate`.  The records also have the scores of their steps.
   """
   asked = [make(problems[i]["problem"], derived_seed(s.seed, i)) for i in left]
   generated, done = 0, len(journal.done)
@@ -142,7 +142,7 @@ def _name(problems: Sequence[Problem], left: Sequence[int]) -> Callable[[int], s
 def searched(
   problem: Problem, found: Found, s: Settings, contract: StepContract
 ) -> list[dict[str, Any]]:
-  """Returns a problem's records: as `record`, with the keys of `candidates.scored` and two more.
+  """Returns records as `record` does, with the keys of `candidates.scored` and two more.
 
   `search_score` is the score that the rule saw; `spent` counts the tokens of the whole problem.
   """
@@ -172,6 +172,6 @@ def table(lines: Sequence[dict[str, Any]]) -> list[str]:
   for model, name in (("language", "read"), ("reward", "scored")) if spent else ():
     again = sum_of(f"{name}_from_start")
     out.append(
-      f"the {model} model read {sum_of(name):,} tokens; {again:,} with each prefix read again"
+      f"the {model} model read {sum_of(name):,} tokens; {again:,} if each prefix were read again"
     )
   return out

@@ -12,8 +12,8 @@ from prm_jax import config as config_lib
 
 LIKELIEST = 1024  # candidates that are sorted; the whole vocabulary only if these do not suffice
 BLOCK = 128  # tokens of the vocabulary whose probabilities are summed first
-AT_ONCE = 2**21  # logits that a CPU takes at once
-TINY = 2.0**-126  # the least positive number of float32; XLA takes smaller ones as 0
+AT_ONCE = 2**21  # logits that a CPU processes at once
+TINY = 2.0**-126  # the least normal number of float32; XLA treats smaller ones as 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ def choose(logits: jax.Array, uniform: jax.Array, s: Sampling) -> tuple[jax.Arra
 
   Args:
     logits: float32 `[B, V]`.
-    uniform: float32 `[B]` in [0, 1): the only randomness, by inversion of the distribution.
+    uniform: float32 `[B]` in [0, 1), the only randomness; the distribution is inverted there.
   """
   choice, (B, V) = functools.partial(_choose, s=s), logits.shape
   rows = 1 << max(AT_ONCE // V, 1).bit_length() - 1
@@ -41,7 +41,7 @@ def choose(logits: jax.Array, uniform: jax.Array, s: Sampling) -> tuple[jax.Arra
     return choice(logits, uniform)
 
   def few_at_a_time(*given: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Takes a few rows at a time, so that temporaries stay in the CPU's cache."""
+    """Processes a few rows at a time, so that temporaries stay in the CPU's cache."""
     chosen = jax.lax.map(lambda x: choice(*x), [x.reshape(-1, rows, *x.shape[1:]) for x in given])
     return jax.tree.map(jnp.ravel, chosen)
 
@@ -49,7 +49,7 @@ def choose(logits: jax.Array, uniform: jax.Array, s: Sampling) -> tuple[jax.Arra
 
 
 def _choose(logits: jax.Array, uniform: jax.Array, s: Sampling) -> tuple[jax.Array, jax.Array]:
-  """Returns the same as `choose`, from all rows at once."""
+  """Implements `choose` for all rows at once."""
   if s.temperature < TINY:
     tokens = likeliest(logits)
   else:
@@ -84,7 +84,7 @@ def _of_all(logits: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def _first_above(ends: jax.Array, target: jax.Array) -> jax.Array:
-  """Returns the index of the first running sum above the target, else of the last that grows."""
+  """Returns the index of the first running sum above the target, or of the last that grows."""
   last = (ends < ends[:, -1:]).sum(-1)
   return jnp.minimum((ends <= target[:, None]).sum(-1), last)
 

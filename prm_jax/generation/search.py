@@ -3,23 +3,23 @@
 A problem has `n` lanes, each an unfinished solution.  The language model writes a step in each lane
 (`step_writer`), the reward model scores the new steps (`cached_scorer`), and a rule (`RULES`)
 chooses the lanes that continue and their number of copies.  The problems that have a context form
-one batch: a problem is scored when each of its lanes has a new step, while the others go on
+one batch: a problem is scored when each of its lanes has a new step, while other problems continue
 writing.  Both models encode and store a prefix once for all lanes that share it.
 
 Each lane has a stream of random numbers.  A lane that continues keeps its stream, and a copy gets
 the next unused one, so that the solutions of a problem do not depend on the other problems.
 
-The rules, their sources and their differences from these:
+The rules, with their sources and differences from them:
 
 * `beam`: the best `n / expansions` unfinished solutions, each `expansions` times (Snell et al.
   2024, arXiv 2408.03314; search-and-learn's beam_search.py).
 * `dvts`: `n / expansions` independent subtrees, each of which continues its best solution (Beeching
   et al. 2024; diverse_verifier_tree_search.py).  Finished siblings are not lost.
-* `particles`: all lanes drawn anew in proportion to r / (1 - r) of their scores r; finished lanes
-  take part and stay as they are (Puri et al. 2025, arXiv 2502.01618).
+* `particles`: all lanes drawn anew in proportion to r / (1 - r) for the score r of a lane; finished
+  lanes take part and stay as they are (Puri et al. 2025, arXiv 2502.01618).
 * `best_of_n`: every unfinished solution.
 
-Lookahead (Snell et al. 2024) is `beam` with scores read at the end of a rollout.
+`lookahead` (Snell et al. 2024) is `beam` with scores read after a rollout of likeliest tokens.
 """
 
 import collections
@@ -49,7 +49,7 @@ class Settings(config_lib.Checked):
   n: config_lib.Count = 16  # lanes of a problem
   expansions: config_lib.Count = 4  # copies of a chosen solution, in beam, dvts and lookahead
   reduction: reductions.Reduction = "product"
-  lookahead: config_lib.Count = 1  # steps, likeliest tokens, of rule "lookahead"
+  lookahead: config_lib.Count = 1  # steps of likeliest tokens in rule "lookahead"
   max_steps: config_lib.Count = 40
 
   @property
@@ -74,7 +74,7 @@ def _best_of_n(lanes: Sequence[Lane], s: Settings, rng: np.random.Generator) -> 
 def _beam(lanes: Sequence[Lane], s: Settings, rng: np.random.Generator) -> list[int]:
   unfinished = _best_of_n(lanes, s, rng)
   best = sorted(unfinished, key=lambda i: -lanes[i].score)[: s.n // s.expansions]
-  # If these are fewer, they take turns, so that no lane is idle (as in search-and-learn).
+  # If there are fewer, they take turns, so that no lane is idle (as in search-and-learn).
   return sorted(itertools.islice(itertools.cycle(best), s.n))
 
 
@@ -120,9 +120,9 @@ class _Problem:
 class Found:
   """The solutions that a search found for a prompt.
 
-  `spent` counts tokens: `generated` by the language model, `read` by it, and `scored` by the reward
-  model; and those that the two would read for the same steps without a cache, if each step began
-  with its prefix (`read_from_start`, `scored_from_start`).
+  `spent` counts tokens: `generated` and `read` by the language model, and `scored` by the reward
+  model.  `read_from_start` and `scored_from_start` count the tokens that the two would read without
+  a cache, encoding the whole prefix again for each step.
   """
 
   prompt: int  # index of the prompt
@@ -148,7 +148,7 @@ class Search:
     """Searches for solutions of all prompts; yields each result as soon as it is complete.
 
     Raises:
-      PromptError: the reward model cannot read a problem, as it is too long.
+      PromptError: a problem is too long for the reward model.
       ValueError: a prompt has no tokens or unknown ones, or the reward model gives NaN.
     """
     encoded = [self.sampler.encode(prompt) for prompt in prompts]
@@ -261,7 +261,7 @@ class Search:
     return []
 
   def _finish(self, p: _Problem, lanes: Sequence[Lane]) -> None:
-    """Moves finished lanes to `p.ended`; drops equal copies, but for rule `best_of_n`."""
+    """Moves finished lanes to `p.ended`; drops equal copies, except for rule `best_of_n`."""
     known = {lane.tokens for lane in p.ended}
     for lane in lanes:
       if self.s.rule == "best_of_n" or lane.tokens not in known:
@@ -287,12 +287,12 @@ class Search:
 def solution_scores(right: Sequence[Sequence[float]], how: reductions.Reduction) -> list[float]:
   """Returns the score of each solution from P(right) of its steps so far; 0 without steps."""
   counts = [len(steps) for steps in right]
-  # Powers of two, so that few sizes are compiled; the steps of no solution are padding.
+  # Powers of two, so that few sizes are compiled; padding has the id -1, of no solution.
   S, T = power_of_two(len(counts)), power_of_two(sum(counts))
   steps, ids = np.ones(T, np.float32), np.full(T, -1)
   steps[: sum(counts)] = [*itertools.chain(*right)]
   ids[: sum(counts)] = np.repeat(np.arange(len(counts)), counts)
   with np.errstate(divide="ignore"):
     logs = np.asarray(agg.reduce_steps(np.log(steps), ids, S, how), np.float64)[: len(counts)]
-  # float64, as the product of many steps is below float32.
+  # float64, as the product of many steps underflows float32.
   return np.where(np.array(counts) > 0, np.exp(logs), 0.0).tolist()

@@ -36,11 +36,11 @@ TRANSIENT = (408, 429, 500, 502, 503, 504)  # status codes after which a request
 PAUSE = 60.0  # seconds at most between two attempts, whatever the server asks for
 
 
-logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # a line for each retry
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # else a line per retry
 
 
 class Retry(urllib3.Retry):
-  """A retry policy that limits the pauses which the server asks for, and tells of retries."""
+  """A retry policy that limits the pauses that a server asks for, and reports retries."""
 
   say: Callable[[str], None] = staticmethod(lambda text: None)
 
@@ -53,7 +53,7 @@ class Retry(urllib3.Retry):
     following = super().increment(*args, **given)  # raises after the last one
     response = given.get("response")
     status = f"status {response.status}" if response else "no connection, or a broken one"
-    self.say(f"{status}: asking again, after growing pauses")
+    self.say(f"{status}: retrying, with growing pauses")
     return following
 
   def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
@@ -116,7 +116,7 @@ class Server:
   tokenizer: Tokenizer | None = None  # of the model; a chat needs none
   chat: bool = False  # whether to ask for chat completions
   retries: int = 8
-  seconds: float = 600.0  # timeout of a request
+  seconds: float = 600.0  # read timeout of a request
   said: set[str] = dataclasses.field(default_factory=set)  # deviations that were reported
 
   def facts(self) -> dict[str, Any]:
@@ -134,16 +134,16 @@ class Server:
     """Implements `Engine.generate`.
 
     Raises:
-      PromptError: the server refuses a prompt, or its answer is not a completion.  The error comes
-        after the completions of the others; at once if as many prompts in a row are refused as
-        there are requests at once, as with a wrong model or key.
+      PromptError: the server refuses a prompt, or its answer is not a completion.  It is raised
+        after the completions of the other prompts, or as soon as `concurrency` prompts in a row
+        are refused, as with a wrong model or key.
       OSError: the server cannot be reached, after all retries.
     """
     timeout = urllib3.Timeout(connect=10, read=self.seconds)
     pool = urllib3.PoolManager(maxsize=self.concurrency, timeout=timeout)
     jobs = collections.deque(itertools.product(range(len(prompts)), range(n)))
     results: queue.SimpleQueue[tuple[int, Completion | Exception | None]] = queue.SimpleQueue()
-    refused: dict[int, str] = {}  # reasons by prompt, whose other samples are not asked for
+    refused: dict[int, str] = {}  # reasons by prompt; its other samples are not requested
 
     def work() -> None:
       while True:
@@ -211,7 +211,7 @@ class Server:
     return self._read(answer, i, k, limits)
 
   def _form(self, prompt: Prompt) -> tuple[str, type[Answer], dict[str, Any]]:
-    """Returns the path, the type of the answer and the request fields of one of the two APIs."""
+    """Returns path, answer type and request fields of the API: completions or chat."""
     if self.chat:
       messages = [{"role": "user", "content": prompt.text}]
       return "chat/completions", Answer[ChatChoice], {"messages": messages}
@@ -267,7 +267,7 @@ class Server:
       end = "stop"
       if stop_end < len(text):
         self._say("text goes on after a stop string: cut here, so it has no log-probability")
-        text, log_probs = text[:stop_end], None  # log-probabilities are of the whole text
+        text, log_probs = text[:stop_end], None  # they are for the whole text
     return Completion(i, k, text, end, None, log_probs and tuple(log_probs), count)
 
   def _say(self, text: str) -> None:
@@ -280,7 +280,7 @@ class Server:
 def _request(
   pool: urllib3.PoolManager, url: str, body: bytes, headers: dict[str, str], retry: Retry
 ) -> tuple[urllib3.BaseHTTPResponse, bytes]:
-  """Returns the response and its body; retries a body that breaks off, which urllib3 does not."""
+  """Returns the response and its body; retries if the body breaks off, which urllib3 does not."""
   while True:
     response = pool.request(
       "POST", url, body=body, headers=headers, retries=retry, preload_content=False

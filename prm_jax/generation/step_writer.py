@@ -1,8 +1,8 @@
 """The language model of a search: it writes a step in each lane of each problem, all in one batch.
 
 A problem has some lanes and a context of the cache, which stores the lanes' common tokens once.
-The tokens of unfinished steps are in the rings; the tokens of lanes that continue are moved to the
-context.
+The tokens of a step are in its lane's ring until the step ends, and are copied to the context if
+the lane continues.
 """
 
 import collections
@@ -36,7 +36,7 @@ class Lane:
   right: tuple[float, ...] = ()  # P(right) of each step, the mean over heads
   log_prob: float = 0.0  # of all tokens
   end: End | None = None  # None: unfinished
-  score: float = 0.0  # by which the rule chose
+  score: float = 0.0  # the score that the rule uses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Settings:
   sampling: Sampling
   limits: Limits
   max_step_tokens: int = 256
-  steps_ahead: int = 0  # further steps of likeliest tokens, for the score only
+  steps_ahead: int = 0  # further steps of likeliest tokens, only for the score
   form: prompts_lib.Form = "plain"
   steps: prompts_lib.Steps = "lines"
 
@@ -78,7 +78,7 @@ class StepWriter:
   """A language model that writes the steps of `contexts` problems with `lanes` lanes each."""
 
   def __init__(self, sampler: Sampler, contexts: int, lanes: int, prompt: int, s: Settings):
-    """Makes a writer without problems yet, for prompts of at most `prompt` tokens."""
+    """Makes a writer that has no problems yet, for prompts of at most `prompt` tokens."""
     self.sampler, self.s, self._lanes = sampler, s, lanes
     self._prompt = -(-prompt // LEAST_PLACES) * LEAST_PLACES
     self._ring = s.max_step_tokens * (1 + s.steps_ahead)
@@ -91,11 +91,10 @@ class StepWriter:
       self._cache = cache_lib.empty(sampler.config, rows, contexts, self._prompt, self._ring)
     self._seen = np.zeros((rows, self._prompt), bool)
     self._last = jnp.zeros(rows, jnp.int32)
-    # By lane: whether it writes; the first token that its step reads; the index, among the lane's
-    # tokens, of the first token that it writes; seed and stream; and of the step so far the tokens,
-    # their log-probability, their count, and the count of those in finished parts.
-    self._writing = np.zeros(rows, bool)
+    self._writing = np.zeros(rows, bool)  # whether each lane writes
+    # Each lane's first token to read, the index in the lane of the first to write, seed and stream.
     self._first, self._place, self._seed, self._stream = np.zeros((4, rows), np.int32)
+    # Of the step so far: its tokens, their log-probability, count, and count in finished parts.
     self._tokens, self._log_prob = np.zeros((rows, self._ring), np.int32), np.zeros(rows)
     self._count, self._over = np.zeros((2, rows), np.int32)
 
@@ -187,7 +186,7 @@ class StepWriter:
     self._count[rows] = self._over[rows] = self._log_prob[rows] = 0
 
   def _moved(self, g: int, lanes: dict[int, Lane]) -> list[np.ndarray]:
-    """Returns the moves of tokens from the rings to the context, where the next lanes need them.
+    """Returns the `cache.moves` of the tokens that the next lanes need, from rings to the context.
 
     The tokens get places in the context; places that no next lane needs become free.
 
@@ -219,7 +218,7 @@ class StepWriter:
     return (part == self.s.max_step_tokens) | (solution & ~ahead)
 
   def _end(self, b: int, full: bool) -> None:
-    """Ends a lane's part, step and solution, as far as its last token ends them."""
+    """Ends a lane's part, step and solution, each if the last token ends it."""
     g, k = divmod(b, self._lanes)
     context = self._contexts[g]
     lane, step, count = context.lanes[k], context.steps[k], int(self._count[b])

@@ -20,10 +20,10 @@ SAMPLES = 8  # of a prompt, which share a context
 
 
 def compiled_report(job: compilation.Job, B: int, C: int, T: int) -> dict[str, Any]:
-  """Reports the memory of a chip in GiB, and the estimated time and tokens a second of a step.
+  """Reports a chip's memory in GiB, and a step's estimated time and tokens per second.
 
   Args:
-    job: its config gives model and mesh; the weights have the model's dtype.
+    job: its config gives model and mesh; the weights have the dtype of the activations.
     B: slots.
     C: places of a context.
     T: places of a ring.
@@ -48,7 +48,7 @@ def compiled_report(job: compilation.Job, B: int, C: int, T: int) -> dict[str, A
     lowered = decode.lower(weights, cache, *inputs, sampling=Sampling(0.8))
     compiled, gib = compilation.memory_of(lowered)
   program = hlo.read(compiled.as_text())
-  # A step is a batch of B rows of one token each, which attends to C + T / 2 others.
+  # A step is a batch of B rows of one token, which attends to C + T / 2 others on average.
   data = dataclasses.replace(c.data, row_length=1)
   train = dataclasses.replace(c.train, batch_rows=B)
   rows = dataclasses.replace(c, model=model, data=data, train=train)
