@@ -59,7 +59,7 @@ def test_requests_show_only_problem_and_steps():
 def test_quality_control_is_known_up_to_its_first_wrong_step(labels, tmp_path):
   """An item for quality control needs a label of each step up to its first wrong one."""
   item = lib.Item("k", ["a", "b", "c"], labels=labels)
-  with pytest.raises(ValueError, match="of 3 steps; expected one of each"):
+  with pytest.raises(ValueError, match="for 3 steps; expected one for each"):
     lib.requests(items(1), [item])
   line = {"problem": "k", "steps": item.steps, "labels": labels}
   path = write_lines(tmp_path / "known.jsonl", [line])
@@ -112,8 +112,8 @@ def test_agreement_is_on_steps_that_both_labelled():
   "answer, message",
   [
     ({"request": "nobody", "labels": [1]}, "was not made"),
-    ({"labels": [1]}, "1 labels of 4 steps"),
-    ({"labels": [1] * 5}, "5 labels of 4 steps"),
+    ({"labels": [1]}, "1 labels for 4 steps"),
+    ({"labels": [1] * 5}, "5 labels for 4 steps"),
     ({"labels": [-1, 1, 1]}, "go on after the first -1"),
     ({"labels": [2]}, "labels"),
     ({"labels": []}, "labels"),

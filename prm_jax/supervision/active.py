@@ -27,7 +27,7 @@ DEVIATION = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-  """C candidate solutions, with the selector's probabilities of their steps."""
+  """C candidate solutions, with the step probabilities by which to select."""
 
   problems: np.ndarray  # [C] number of the problem
   correct: np.ndarray  # [C] bool: the final answer is right
@@ -44,7 +44,7 @@ class Pool:
 
   @functools.cached_property
   def scores(self) -> np.ndarray:
-    """`[C]` of `log_scores`."""
+    """`[C]` `log_scores` of the candidates."""
     return log_scores(self.right)
 
 
@@ -72,9 +72,9 @@ def uniform(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generato
 def convincing(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
   """Takes the members with the highest scores, 80 % of them wrong answers: the paper's rule.
 
-  The share is rounded up or down at random, so that it holds over many problems.  The rest have the
-  highest scores among all members that are left, right or wrong.  If there are too few wrong
-  answers, the rest is larger.
+  The share is rounded up or down at random, so that it holds over many problems.  The other places
+  go to the highest scores among all remaining members, right or wrong, as do places for which there
+  are too few wrong answers.
   """
   order = _descending(pool.scores, members, rng)
   wrong = order[~pool.correct[order]][: int(WRONG_SHARE * count + rng.random())]
@@ -90,7 +90,7 @@ def entropy(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generato
 def uncertain(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
   """Draws at random among members with a step that an ensemble is unsure of: ActPRM's rule.
 
-  A step is unsure if the mean over heads of P(right) is between 0.1 and 0.9, or the standard
+  It is unsure of a step if the mean over heads of P(right) is between 0.1 and 0.9, or the standard
   deviation over heads (with K, as in ActPRM's offline filter, not K - 1) is above 0.01.  Steps
   after the first that is surely wrong do not count, because they have no labels.  May return fewer
   than `count`, even none.
@@ -116,8 +116,8 @@ def coverage(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generat
     for i in members.tolist()
   }
   covered, chosen = set(), []
-  # By minus an upper bound of the steps that a member adds, which only falls as others are chosen;
-  # of equal bounds the latest comes first.
+  # Ordered by minus an upper bound of the steps that a member adds; the bound only falls as others
+  # are chosen.  Of equal bounds, the one pushed last comes first.
   number = itertools.count(0, -1)
   heap = [(-len(nodes[i]), next(number), i) for i in rng.permutation(members).tolist()]
   heapq.heapify(heap)
@@ -154,7 +154,7 @@ def select(
   Args:
     count: solutions to choose, of each problem or in all.
     per_problem: choose among the solutions of each problem; False: among all.
-    among: growing indices of the candidates to choose from; None: all of the pool.
+    among: ascending indices of the candidates to choose from; None: all of the pool.
   """
   rng = np.random.default_rng(seed)
   among = np.arange(len(pool.problems)) if among is None else among
@@ -166,6 +166,6 @@ def select(
 
 
 def _descending(scores: np.ndarray, members: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  """Returns members by falling score, equal ones in random order."""
+  """Returns members in descending order of their scores, equal ones in random order."""
   shuffled = rng.permutation(members)
   return shuffled[np.argsort(-scores[shuffled], kind="stable")]

@@ -173,7 +173,7 @@ TEMPLATES: dict[Name, Template] = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """The settings that decide the verdicts on a solution, apart from the model."""
+  """The settings that determine the verdicts on a solution, besides the model."""
 
   template: Name
   votes: int
@@ -189,7 +189,7 @@ class Judgement:
   number: int  # of the solution
   verdicts: tuple[Verdict, ...]
   tokens: int  # of all its answers
-  cut: int = 0  # answers that were cut off at the limit of tokens
+  cut: int = 0  # answers that were cut off at the token limit
 
 
 Solution = tuple[dict[str, Any], str, tuple[str, ...]]  # record, problem and steps
@@ -218,7 +218,7 @@ def annotate(
 ) -> None:
   """Judges the solutions at the indices `left` and adds them to the journal; shows progress.
 
-  Arguments are as of `read`, `judged` and `line`.
+  For the arguments see `read`, `judged` and `line`.
   """
   asked = {i: solutions[i][1:] for i in left}
   undecided: collections.Counter[bool] = collections.Counter()
@@ -247,16 +247,16 @@ def judged(
   make: Callable[[str, int], Prompt],
   s: Settings,
 ) -> Iterator[Judgement]:
-  """Yields the judgement of each solution as soon as all of its votes are there.
+  """Yields the judgement of each solution as soon as all of its votes have arrived.
 
   Args:
     solutions: problem and steps by number.  The seeds of a solution follow from its number, so a
       resumed run may leave out solutions that are done.
-    make: the prompt of a message and a seed: `message` for a chat server, `prompts.maker` of
-      "chat" without a system message for this project's sampler.
+    make: makes a prompt from a message and a seed: `message` for a chat server, `prompts.maker`
+      with the form "chat" and no system message for this project's sampler.
 
   Raises:
-    ValueError, OSError: as the engine.
+    ValueError, OSError: as `Engine.generate`.
   """
   numbers, template = [*solutions], TEMPLATES[s.template]
   asked = [make(template.prompt(*solutions[i]), derived_seed(s.seed, i)) for i in numbers]
@@ -316,7 +316,7 @@ def line(
   decided = len(verdicts) - verdicts.count(None)
   known = isinstance(given, bool)
   judged_correct = None if first is None else first == NONE_WRONG
-  others = candidates.SCORES["process"]  # of another model: dropped
+  others = candidates.SCORES["process"]  # another model's scores
   return {key: value for key, value in record.items() if key not in others} | {
     "problem": problem,
     "steps": [*steps],
@@ -337,7 +337,7 @@ def line(
 
 
 def table(lines: Sequence[dict[str, Any]]) -> list[str]:
-  """Returns counts over the lines that `line` has made, for the screen."""
+  """Summarizes lines made by `line` for the screen."""
   verdicts = [verdict for each in lines for verdict in each["verdicts"]]
   given = collections.Counter(str(label) for each in lines for label in each["labels"])
   tokens, cut = (sum(each["provenance"][key] for each in lines) for key in ("tokens", "cut_off"))
@@ -354,7 +354,7 @@ def table(lines: Sequence[dict[str, Any]]) -> list[str]:
   ]
   if known:
     out.append(
-      f"whether there is an error: {share(sum(known), len(known))} of {len(known):,} as the final "
-      "answer says"
+      f"verdicts agree with the final answer on {share(sum(known), len(known))} of "
+      f"{len(known):,} solutions"
     )
   return out

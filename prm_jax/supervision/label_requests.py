@@ -1,7 +1,7 @@
 """Requests for people's labels, and checks of their answers (paper section 2.4 and appendix B).
 
-A request is a line `{"request": ID, "problem": ..., "steps": [...]}`, and nothing in it could bias
-a labeller.  Scores, answers, quality control and the number of labellers are in the key, a file for
+A request is a line `{"request": ID, "problem": ..., "steps": [...]}`; nothing in it can bias a
+labeller.  Scores, answers, quality control and the number of labellers are in the key, a file for
 whoever hands out the requests and reads the answers.  An answer is `{"request": ID,
 "labeller": NAME, "labels": [1, 0, -1]}`: ratings up to and including the first wrong step, as in
 PRM800K.
@@ -23,7 +23,7 @@ from prm_jax.evaluation.step_scores import ScoredSteps
 from prm_jax.runtime import json_lines
 from prm_jax.supervision import active
 
-COMPLETE = "one of each, or up to the first -1"
+COMPLETE = "one for each step, or for the steps up to the first -1"
 PASS = 0.75  # agreement with quality control that a labeller must reach (appendix B)
 Rating = Annotated[int, msgspec.Meta(ge=-1, le=1)]
 Ratings = Annotated[list[Rating], msgspec.Meta(min_length=1)]
@@ -35,9 +35,9 @@ class Item(msgspec.Struct):
 
   problem: json_lines.Text
   steps: Steps
-  labels: list[Rating | None] | None = None  # exact, of the steps up to the first wrong one or all
+  labels: list[Rating | None] | None = None  # exact, for all steps or up to the first wrong one
   is_correct: bool | None = None
-  about: dict[str, Any] = {}  # why it was chosen; goes to the key and to the labels
+  about: dict[str, Any] = {}  # why it was chosen; copied to the key and to the labels
 
 
 class Request(msgspec.Struct):
@@ -63,7 +63,7 @@ class Answer(msgspec.Struct):
 
   def __post_init__(self):
     if -1 in self.labels[:-1]:
-      raise ValueError("labels go on after the first -1")
+      raise ValueError("labels go on after the first -1: end them there")
 
 
 def requests(
@@ -72,8 +72,8 @@ def requests(
   """Returns requests in random order, each with its key.
 
   Args:
-    known: items of quality control, which every labeller answers.
-    shared: share of the chosen that two labellers answer, to measure their agreement.
+    known: quality-control items, which every labeller answers.
+    shared: share of the chosen items that two labellers answer, to measure their agreement.
   """
   rng = np.random.default_rng(seed)
   twice = {*rng.permutation(len(chosen))[: round(shared * len(chosen))].tolist()}
@@ -83,7 +83,7 @@ def requests(
   for number, i in enumerate(rng.permutation(len(items)).tolist()):
     item, kind = items[i]
     text = hashlib.sha256(repr((item.problem, item.steps)).encode()).hexdigest()
-    # The name has a hash of the text, so that no answer of another round is taken for this one's.
+    # The name has a hash of the text, so that no answer of another round passes for this one's.
     name = f"{seed}-{number:06d}-{text[:8]}"
     labels = _exact_labels(item) if kind == "quality_control" else None
     request = Request(name, item.problem, item.steps)
@@ -101,7 +101,7 @@ def _exact_labels(item: Item) -> list[int]:
   labels = labels[: labels.index(-1) + 1] if -1 in labels else labels
   if not labels or None in labels or not _complete(labels, item.steps):
     raise ValueError(
-      f"the quality-control item {json_lines.show(item.problem)} has labels {item.labels} of "
+      f"the quality-control item {json_lines.show(item.problem)} has labels {item.labels} for "
       f"{len(item.steps)} steps; expected {COMPLETE}"
     )
   return labels
@@ -118,15 +118,15 @@ def collect(
   """Returns labelled solutions in the form of `datasets.stepwise`, and a report on the labellers.
 
   If there are quality-control solutions, labellers who agree with less than 75 % of them, or have
-  answered none, are left out.  To agree is to find the same first wrong step, or none.  Of several
-  answers to a request, the one of the labeller with the highest agreement is taken.
+  answered none, are left out.  To agree is to find the same first wrong step, or none.  If a
+  request has several answers, that of the labeller with the highest agreement is taken.
 
   Args:
-    answers: each after its FILE:LINE.
+    answers: pairs of FILE:LINE and answer.
 
   Raises:
-    BadLine: an answer to no request, a second answer by the same labeller, or labels that are more
-      or fewer than the steps up to the first wrong one.
+    BadLine: an answer to an unknown request, a second answer by the same labeller, or more or fewer
+      labels than the steps up to the first wrong one.
   """
   asked = {request.request: (request, key) for request, key in asked}
   by_request = _by_request(asked, answers)
@@ -180,14 +180,14 @@ def _by_request(
     steps, labels = asked[answer.request][0].steps, answer.labels
     if not _complete(labels, steps):
       raise json_lines.BadLine(
-        f"{where}: {len(labels)} labels of {len(steps)} steps; expected {COMPLETE}"
+        f"{where}: {len(labels)} labels for {len(steps)} steps; expected {COMPLETE}"
       )
     by_request[answer.request][answer.labeller] = answer
   return by_request
 
 
 def _quality(asked: Mapping[str, tuple], by_request: Mapping[str, dict]) -> dict[str, float]:
-  """Returns how often each labeller finds the first wrong step in quality control, as a share."""
+  """Returns the share of quality-control items whose first wrong step each labeller finds."""
   right = collections.defaultdict(list)
   for name, answers in by_request.items():
     if labels := asked[name][1].labels:
@@ -200,8 +200,8 @@ def _quality(asked: Mapping[str, tuple], by_request: Mapping[str, dict]) -> dict
 def agreement(pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
   """Returns two labellers' agreement on the steps that both labelled: share, and Cohen's kappa.
 
-  Neutral and positive count as equal, as when a solution is scored; `share_of_ratings` tells them
-  apart.
+  Neutral and positive count as equal, as when a solution is scored; `share_of_ratings`
+  distinguishes them.
   """
   if not pairs:
     return {"steps": 0, "share": None, "kappa": None, "share_of_ratings": None}
@@ -238,16 +238,16 @@ def choose(
   labelled: Iterable[Item] = (),
   neutral: str = "positive",
 ) -> list[Item]:
-  """Chooses solutions of a scored file by `active.select`, without those that are labelled.
+  """Chooses solutions of a scored file by `active.select`, except those in `labelled`.
 
-  Solutions that were cut off and have no scores, as of score.py --skip_cut_off, are left out.
+  Leaves out solutions that were cut off and not scored (score.py --skip_cut_off).
 
   Args:
     neutral: how the neutral class counts in P(right), "positive" or "negative".
 
   Raises:
-    BadLine: a line has no scores, or some that are no probabilities, or no `is_correct`.
-    ValueError: the rule is "uncertain" and the file has no `step_std`, as no ensemble scored it.
+    BadLine: a line has no `is_correct`, no scores, or scores that are not probabilities.
+    ValueError: the rule is "uncertain" and the file has no `step_std`, which only ensembles write.
   """
   done = {(item.problem, tuple(item.steps)) for item in labelled}
   times: collections.Counter[Solution] = collections.Counter()
@@ -280,7 +280,7 @@ def choose(
 
 
 def _heads(line: Scored, neutral: str) -> np.ndarray:
-  """Returns P(right) of each step by two heads with the ensemble's mean and deviation."""
+  """Returns P(right) of each step as two heads with the ensemble's mean and deviation."""
   probs = np.array([msgspec.structs.astuple(each) for each in line.rating_probs])
   right = 1 - probs[:, : 1 + (neutral == "negative")].sum(1) / probs.sum(1)
   spread = np.zeros(len(right)) if line.step_std is None else np.array(line.step_std)

@@ -23,10 +23,10 @@ def report(records: Iterable[Record]) -> dict[str, Any]:
 
   Returns:
     "groups", by phase and generation: counts of records, problems, labellers, quality control and
-    screening, and the most records of one problem.  Quality control and screening were not
-    selected; of the other records, finish reasons, labels by rating, final answers by MATH's
+    screening, and the most records of one problem.  Of all records but those of quality control and
+    screening, which were not selected: finish reasons, labels by rating, final answers by MATH's
     grader, and quantiles of the scores at selection, of right and of wrong answers.
-    "lacking": records of phase 2 without the fields.
+    "lacking": numbers of phase 2's records that lack each of the two fields.
   """
   groups: dict[tuple[int, int | None], list[Record]] = collections.defaultdict(list)
   lacking = {"generation": 0, "score": 0}

@@ -26,17 +26,18 @@ Steps = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(config_lib.Checked):
-  # hard: true and false up to the first wrong step; soft: k / n of every step; counts: [k, n];
-  # tolerant, as SCAN: 1, then min(share / confidence, 1) of the last steps before the first wrong
-  # one, then 0
+  # hard: true, and false for the first wrong step, where labels end; soft: k / n of every step;
+  # counts: [k, n]; tolerant, as in SCAN: hard as 1 and 0, but min(share / share from the start, 1)
+  # for the last --tolerance steps before the first wrong one
   labels: Literal["hard", "soft", "counts", "tolerant"] = "hard"
-  search: Literal["all", "binary"] = "all"  # rollouts after all steps, or a search for an error
-  rollouts: config_lib.Count = 8  # of a step, at most
+  # all: rollouts after every step; binary: a binary search for the first wrong step
+  search: Literal["all", "binary"] = "all"
+  rollouts: config_lib.Count = 8  # limit of rollouts after a step
   wrong_share: config_lib.Share = 0.0  # a step is wrong if at most this share of rollouts is right
   width: config_lib.Share = 0.0  # stop when the 95 % interval of k / n is this narrow; 0: never
   # No labels for a problem if a smaller share of rollouts from its start is right; 0: label all.
   sure: config_lib.Share = 0.0
-  tolerance: config_lib.Count = 2  # steps before the first wrong one with soft labels (tolerant)
+  tolerance: config_lib.Count = 2  # number of soft labels before the first wrong step (tolerant)
 
   def _rules(self):
     every = self.search == "binary" and self.labels != "hard"
@@ -53,10 +54,10 @@ class Settings(config_lib.Checked):
 
 @dataclasses.dataclass
 class Count:
-  """The number of rollouts after some steps, and how many of them are right."""
+  """Rollouts after some steps: `n` in all, of which `k` are right."""
 
   n: int = 0
-  k: int = 0  # right ones
+  k: int = 0
 
   @property
   def share(self) -> float:
@@ -90,8 +91,8 @@ def is_wrong(count: Count, s: Settings) -> bool:
 def is_enough(count: Count, s: Settings) -> bool:
   """Returns whether a step needs no more rollouts.
 
-  That is so if all are made, if more would not change its label, or if the confidence interval of
-  their share is at most `width` wide.
+  It needs none if all are made, if more would not change its label, or if the confidence interval
+  of the share of right ones is at most `width` wide.
   """
   if not count.n or count.n >= s.rollouts:
     return bool(count.n)
@@ -100,7 +101,7 @@ def is_enough(count: Count, s: Settings) -> bool:
     return True
   if not s.width:
     return False
-  from scipy import stats  # takes most of a second
+  from scipy import stats  # slow: most of a second
 
   interval = stats.binomtest(count.k, count.n).proportion_ci(LEVEL, "wilson")
   return interval.high - interval.low <= s.width

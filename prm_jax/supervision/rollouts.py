@@ -1,7 +1,7 @@
 """Step labels without people: rollouts of a language model after the steps of solutions.
 
 The problems under way ask for rollouts together, in rounds.  Solutions of a problem share rollouts
-after equal steps, and the sampler's context of their tokens.  `rollout_labels` decides which
+after equal steps, and their tokens share a context of the sampler.  `rollout_labels` decides which
 rollouts are needed and which labels follow.
 """
 
@@ -22,12 +22,12 @@ from prm_jax.runtime.journal import Journal
 from prm_jax.supervision import rollout_labels
 from prm_jax.supervision.rollout_labels import Count, Problem, Settings, Solution, Steps, wanted
 
-REFUSED = 8  # problems that an engine refuses in a row: its model or key is wrong
-ROUND = 4  # rollouts of a step at a time, where fewer than all may be enough
+REFUSED = 8  # refused problems in a row after which to stop: the model or key is wrong
+ROUND = 4  # rollouts of a step in a round, where fewer than all may be enough
 
 
 class Line(msgspec.Struct):
-  """The keys of a line that are read."""
+  """The keys read from each line."""
 
   problem: json_lines.Text
   ground_truth_answer: json_lines.Text
@@ -47,12 +47,12 @@ def read(
 
   Args:
     steps: how a line's `text` is split where it has no `steps`.
-    balanced: as of `balance`; 0: all solutions.
+    balanced: `most` of `balance`; 0: all solutions.
 
   Raises:
     BadLine: a line has no problem, no steps or no ground_truth_answer; or the lines of a problem
       have different answers.
-    ValueError: `balanced`, and no problem has both a right and a wrong solution that ended.
+    ValueError: `balanced` is set, and no problem has both a right and a wrong solution that ended.
   """
   problems: dict[str, Problem] = {}
   for where, record in json_lines.records(path):
@@ -93,7 +93,7 @@ def balance(solutions: Sequence[Solution], most: int) -> list[Solution]:
 
 
 def _grade(problems: Iterable[Problem], grader: grading.Grader) -> None:
-  """Grades the answers of the solutions that are not known to be right or wrong."""
+  """Grades the solutions that are not known to be right or wrong."""
   unknown = [(p, i) for p in problems for i, each in enumerate(p.solutions) if each.right is None]
   pairs = [(p.solutions[i].record["answer"] or "", p.answer) for p, i in unknown]
   for (p, i), verdict in zip(unknown, grader.verdicts(pairs)):
@@ -113,7 +113,7 @@ class Annotator:
   s: Settings
   seed: int
   about: dict[str, Any]  # for the provenance
-  at_once: int = 512  # rollouts of a round, at least; the journal is written after each round
+  at_once: int = 512  # least rollouts of a round; the journal is written after each round
   form: prompts_lib.Form = "plain"  # of the prompts
 
   def run(self, problems: Sequence[Problem], left: Sequence[int], journal: Journal) -> None:
@@ -126,7 +126,7 @@ class Annotator:
     """
     waiting, done = collections.deque(left), len(journal.done)
     refused: dict[int, ValueError] = {}  # by problem
-    excused = 0  # problems refused before the latest rollout: later ones are in a row
+    excused = 0  # problems refused before the latest rollout; the others are in a row
     under_way: dict[int, list[Steps]] = {}  # by problem, the prefixes that need rollouts
     made: collections.Counter[str] = collections.Counter()
     total = done + len(left)
@@ -168,7 +168,7 @@ class Annotator:
 
   @property
   def per_round(self) -> int:
-    """The most rollouts of a step in a round: few, if fewer than all may be enough."""
+    """Limit of a step's rollouts in a round: few, if fewer than all may be enough."""
     few = self.s.labels == "hard" or self.s.width
     return min(ROUND, self.s.rollouts) if few else self.s.rollouts
 

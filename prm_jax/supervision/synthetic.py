@@ -40,7 +40,7 @@ def process(problem: str, steps: Sequence[str], ratings: Sequence[int]) -> StepT
 
 
 def outcome(problem: str, steps: Sequence[str], right: bool) -> StepTree:
-  """Returns a solution with an outcome and no step labels, as an outcome model trains on it."""
+  """Returns a solution with an outcome and no step labels, on which an outcome model trains."""
   count = len(steps)
   parents, labels = tuple(range(-1, count - 1)), (None,) * count
   return StepTree(problem, tuple(steps), parents, labels, bool(right))
@@ -94,11 +94,11 @@ def annotated(
 
   Args:
     name: of the model, for the provenance.
-    counts: counts the labels, for `table`.
+    counts: updated with counts of the labels, for `table`.
     outcome_by_labeller: take `is_correct` from the labeller, even if a line has it.
 
   Raises:
-    ValueError: an outcome model, which labels no steps; or as `candidates.rated`.
+    ValueError: the scorer is an outcome model, which labels no steps; or as `candidates.rated`.
   """
   if scorer.contract.objective != "process":
     raise ValueError(f"a model of the {scorer.contract.objective} objective labels no steps")
@@ -128,5 +128,5 @@ def table(counts: collections.Counter[str]) -> list[str]:
   lines.append(f"every step passes in {counts['right']:,}")
   if counts["answers"]:
     share = 100 * counts["agree"] / counts["answers"]
-    lines[-1] += f"; the final answer says the same of {share:.1f} % of {counts['answers']:,}"
+    lines[-1] += f"; the final answer agrees on {share:.1f} % of {counts['answers']:,}"
   return lines
