@@ -164,7 +164,7 @@ plt.show()
 
 # %% [markdown]
 # Orange tokens are separators, at which a step ends and the head reads. Each attends to the problem
-# and to the steps on its own path, and to nothing of its siblings. The next figure shows only their
+# and to the steps on its own path, but not to sibling branches. The next figure shows only their
 # rows of the mask: hover over a cell for its indices.
 
 # %%
@@ -174,8 +174,9 @@ treescope.render_array(mask[at].astype(int), rows=[0], columns=[1], vmin=-1, vma
 # %% [markdown]
 # ## The same numbers
 #
-# A random transformer reads the tree in one pass, and then each solution by itself. The hidden
-# states agree up to rounding, because each token attends to the same tokens at the same positions.
+# A transformer with random weights reads the tree in one pass, then each solution by itself. The
+# hidden states agree up to rounding, because each token attends to the same tokens at the same
+# positions.
 
 # %%
 config = Model(width=64, layers=3, heads=8, kv_heads=8, head_size=8, mlp_width=176)
@@ -193,7 +194,7 @@ def hidden(tokens, positions, subtree_end):
 in_tree = hidden(tree.tokens, tree.positions, tree.subtree_end)
 worst = 0.0
 for chain, index in zip(chains(sampled[:SOLUTIONS]), indices):
-  pad = np.arange(len(chain), len(tree))  # to one length, which compiles once
+  pad = np.arange(len(chain), len(tree))  # to one length, so that it compiles once
   alone = hidden(
     np.append(chain.tokens, 0 * pad),
     np.append(chain.positions, 0 * pad),

@@ -85,7 +85,7 @@ curve = exact.mean(0)
 
 
 def shuffled_trial():
-  """The pick among the first N of one order, for every N: running maximum."""
+  """The share of right picks among the first N of one order, for every N, by running maximum."""
   order = rng.permutation(CANDIDATES)
   drawn, outcome = scores[:, order], correct[:, order]
   best = np.maximum.accumulate(drawn, axis=1)
@@ -169,8 +169,8 @@ plt.show()
 # ## Votes
 #
 # The majority vote is exact too: a Fourier sum over the numbers of votes. A vote weighted by scores
-# is sampled, with a standard error. The exact majority is its control variate, which removes the
-# noise that both votes share. The more alike the votes are, the more it removes.
+# is sampled, with a standard error. The exact majority vote is its control variate, which removes
+# the noise that both votes share. The more alike the two votes are, the more it removes.
 
 # %%
 few = [1, 4, 16, 64, 256]
@@ -201,9 +201,9 @@ display.table(
 # %% [markdown]
 # ## Ties and missing candidates
 #
-# Probabilities rounded to bfloat16 tie near 1. Ties share the pick evenly, so the order of a file
-# does not matter. `argmax` picks the first of the tied candidates, so its result is too high if the
-# file lists right answers first.
+# Probabilities rounded to bfloat16 tie near 1. `best_of_n` shares the pick evenly among ties, so
+# the order of a file does not matter. `argmax` picks the first of the tied candidates, so its
+# result is too high if the file lists right answers first.
 
 # %%
 probability = jax.nn.sigmoid(2 * scores).astype(jax.numpy.bfloat16)
@@ -212,7 +212,7 @@ tied = (rounded == rounded.max(1, keepdims=True)).sum(1)
 
 
 def argmax_picks(order):
-  """The share of problems solved where candidates stand in this order `[P, M]`."""
+  """The share of problems that argmax solves, with candidates in this order `[P, M]`."""
   picked = np.take_along_axis(rounded, order, 1).argmax(1)
   return correct[np.arange(PROBLEMS), order[np.arange(PROBLEMS), picked]].mean()
 
@@ -225,8 +225,8 @@ print(f"argmax, right answers last:  {argmax_picks(right_first[:, ::-1]):.1%}")
 print(f"exact, in any order:         {exact_share:.1%}")
 
 # %% [markdown]
-# `valid` marks solutions that were not cut off. The others count as drawn and are never picked. If
-# they are left out of the arrays instead, every N looks better.
+# `valid` marks solutions that were not cut off. The others count as drawn but are never picked.
+# Leaving them out of the arrays instead makes every N look better.
 
 # %%
 valid = rng.random(shape) < 0.7

@@ -38,7 +38,7 @@ if importlib.util.find_spec("prm_jax") is None:  # on Colab, or wherever it is n
 
 # %% tags=["parameters"]
 MODEL = ""  # such as "Qwen2.5-Math-PRM-7B"; "": train a tiny model here
-READOUT = "qwen2.5-math-prm"  # of MODEL; "": a directory of scripts/export.py, which names its own
+READOUT = "qwen2.5-math-prm"  # how to read MODEL; "": written by scripts/export.py
 DTYPE = "float32"  # "bfloat16" halves the memory
 STEPS = 2_000  # updates of the tiny model
 TRAIN_PROBLEMS = 2_000  # training problems of the tiny model
@@ -74,9 +74,9 @@ print("readouts:", ", ".join(readouts.PUBLISHED))
 # %% [markdown]
 # ## A tiny model in the hub's layout
 #
-# The tiny model trains on the embedded arithmetic domain and is written as `scripts/export.py`
-# does. transformers opens the directory. `prm_jax.json` holds the contract: where a step is read
-# and what the classes mean.
+# The tiny model trains on the embedded arithmetic domain and is exported as by `scripts/export.py`.
+# transformers can load the directory. `prm_jax.json` holds the contract: where a step is read and
+# what the classes mean.
 
 
 # %%
@@ -120,8 +120,8 @@ display.table(
 # %% [markdown]
 # ## Load it
 #
-# The same call loads an export and a published model. The contract defines what the probabilities
-# mean. A tensor of a wrong shape, or another tokenizer than the model's, is an error here.
+# The same call loads an export or a published model. The contract defines what the probabilities
+# mean. A tensor of the wrong shape, or a tokenizer other than the model's, is an error here.
 
 # %%
 scorer = Scorer.load_model(directory, READOUT if MODEL else "", DTYPE)
@@ -220,8 +220,8 @@ display.Html(" · ".join(spans))
 # %% [markdown]
 # ## Repair a step
 #
-# To test whether a doubt is about the step itself, put a right step in its place and score again.
-# If the doubt stays, it came from somewhere else.
+# To test whether a doubt is about the step itself, replace it with a right step and score again. If
+# the doubt remains, it has another cause.
 
 # %%
 problem, steps, rating = cases[wrong]

@@ -19,8 +19,8 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/prm_jax/blob/main/notebooks/look_at_prm800k.ipynb)
 #
 # PRM800K ([Lightman et al. 2023](https://arxiv.org/abs/2305.20050)) holds human ratings of single
-# steps in solutions of MATH problems: 1 (right), 0 (neutral) or -1 (wrong). A *recipe* makes labels
-# of its records. Public code uses several recipes, and this notebook shows where they differ.
+# steps in solutions of MATH problems: 1 (right), 0 (neutral) or -1 (wrong). A *recipe* turns
+# its records into labels. Public code uses several recipes; this notebook shows where they differ.
 
 # %%
 import importlib.util
@@ -39,7 +39,7 @@ if importlib.util.find_spec("prm_jax") is None:  # on Colab, or wherever it is n
 
 # %% tags=["parameters"]
 SOURCE = ""  # a folder with phase1_train.jsonl and so on; "": the hand-written records
-LIMIT = 20_000  # records read of each file
+LIMIT = 20_000  # records to read from each file
 GENERATED = 4_000  # generated problems, with two solutions each, where there is no SOURCE
 
 # %%
@@ -185,8 +185,8 @@ display.table(["step", with_choice.solution.question.problem, "rating", ""],
 # %% [markdown]
 # ## From a record to a tree
 #
-# `convert` makes the record a tree of labelled steps. The alternatives for a step are siblings:
-# each is rated after the same prefix, and only the chosen one has children.
+# `convert` turns the record into a tree of labelled steps. The alternatives for a step are
+# siblings: each is rated after the same prefix, and only the chosen one has children.
 
 # %%
 PAPER = recipes.RECIPES["paper"]
@@ -208,7 +208,7 @@ display.table(
 # %% [markdown]
 # ## Recipes
 #
-# The table has the same completions under three recipes: `paper` (Lightman et al.), `qwen` (the
+# The table shows the same completions under three recipes: `paper` (Lightman et al.), `qwen` (the
 # card of Qwen2.5-Math-7B-PRM800K) and `trl` (TRL's conversion script). A dot is a completion
 # without a label. A dash is a record that the recipe drops, with the rule.
 
@@ -242,8 +242,8 @@ display.table(
 # %% [markdown]
 # ## What neutral means
 #
-# A neutral step is neither a mistake nor progress. Over many records: how often is the step at each
-# place of the solution neutral, and where is the first error?
+# A neutral step is neither a mistake nor progress. Over many records, how often is the step at each
+# place of a solution neutral, and where is the first error?
 
 # %%
 many = records
@@ -273,8 +273,8 @@ right.set(xlabel="place of the first error", ylabel="solutions")
 plt.show()
 
 # %% [markdown]
-# As a label, neutral is a class of its own (`paper`), right, wrong, or dropped. The other options
-# of the recipe stay the same.
+# A recipe makes neutral a class of its own (`paper`), counts it as right or wrong, or drops it. The
+# table changes only this option of the recipe.
 
 # %%
 rows = []
@@ -296,9 +296,9 @@ share = f"{touched:,} of {len(solved):,} ({touched / len(solved):.0%})"
 print(f"{share} right solutions have a neutral step on their path")
 
 # %% [markdown]
-# In scores, the paper multiplies P(right) over the steps and counts neutral as right (appendix
-# F.2). In the example the model finds a neutral step in the first solution and suspects an error in
-# the second. How neutral counts decides which solution is picked.
+# To score a solution, the paper multiplies P(right) over its steps and counts neutral as right
+# (appendix F.2). In the example the model finds a neutral step in the first solution and suspects
+# an error in the second. How neutral counts decides which solution is picked.
 
 # %%
 rating_probs = {  # of -1, 0 and 1
@@ -315,4 +315,4 @@ display.table(["", *rating_probs, "picked"], rows)
 # %% [markdown]
 # **Next:** `train_a_prm.ipynb` trains on such labels. `scripts/prepare_data.py --recipe=paper
 # --recipe_options.neutral=drop` writes a dataset with the labels of this recipe. Its manifest
-# counts the labels that were kept, and those dropped by each rule.
+# counts the labels it has, and those that each rule dropped.

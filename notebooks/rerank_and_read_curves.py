@@ -69,9 +69,9 @@ folder = pathlib.Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## Two models
 #
-# A recipe makes labelled trees of the embedded domain's records, all in memory. The PRM learns from
-# the ratings of steps, the ORM from the correctness of the final answer. Model and settings are
-# those of `configs/arithmetic.py`.
+# A recipe turns the embedded domain's records into labelled trees, all in memory. The PRM learns
+# from the ratings of steps, the ORM from the correctness of the final answer. Model and settings
+# are those of `configs/arithmetic.py`.
 
 # %%
 generator = arithmetic.Generator(
@@ -107,7 +107,7 @@ for objective in ("process", "outcome"):
 # ## Scores
 #
 # This cell does what `scripts/score.py` does. A file of scored candidates has the keys of OpenAI's
-# `scored-test-samples.jsonl`, so you can use scores of any other model instead.
+# `scored-test-samples.jsonl`, so you can use any other model's scores instead.
 
 # %%
 generator.write_candidates(folder)
@@ -146,7 +146,7 @@ png = base64.b64encode(figure_files.encoded(report.draw_curves(found))).decode()
 display.Html(f'<img src="data:image/png;base64,{png}" width="700">')
 
 # %% [markdown]
-# The oracle is the upper bound that the candidates allow. A random pick is every method at N = 1.
+# The oracle is the upper bound that the candidates allow. At N = 1, every method is a random pick.
 # Voting does not help here, because the likeliest mistake is often more frequent than the right
 # answer. The ORM trained on the same solutions, but only on whether each final answer is right.
 
@@ -178,7 +178,7 @@ plt.show()
 # | generation | new candidates for the same problems | green |
 # | problems | other problems, with candidates of their own | blue |
 #
-# Only the spread over problems tells how the model does beyond this test set.
+# Only the spread over problems says how the model would do beyond this test set.
 
 # %%
 n = np.unique(np.geomspace(1, most, 25).astype(int))
@@ -212,15 +212,15 @@ plt.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# The spread of draws is zero at N = M, where only one draw exists. A curve shaded with it looks
-# exact at its right end, although other problems would move it by points.
+# The spread of draws is zero at N = M, where only one draw exists. A curve shaded with this spread
+# looks exact at its right end, although other problems would move it by points.
 
 # %% [markdown]
 # ## Does a 95 % interval hold?
 #
 # Each of many random sets holds a twentieth of the problems and stands for the test set of a paper.
-# The line is the mean of all problems. About one interval in twenty should miss it. The figure
-# shows the first twenty intervals, in red those that miss it.
+# About one interval in twenty should miss the mean of all problems. The figure shows this mean as a
+# line, and the first twenty intervals, in red if they miss it.
 
 # %%
 solved = np.asarray(agg.best_of_n(scores["prm_product"], samples.correct, n=n))
@@ -241,9 +241,9 @@ plt.ylabel(f"% solved at best-of-{most}")
 plt.show()
 
 # %% [markdown]
-# Pointwise intervals hold at each N by itself, but a whole curve leaves them at some N more often
-# than in 5 % of sets. The simultaneous band is wide enough for all N at once. With so few problems
-# the coverage of both is a little below 95 %.
+# Pointwise intervals hold at each N by itself, but in more than 5 % of sets the whole curve leaves
+# them at some N. The simultaneous band is wide enough for all N at once. With so few problems, the
+# coverage of both is a little below 95 %.
 
 # %%
 low, high, _ = jax.vmap(lambda x, key: agg.simultaneous_band(x, key, 500))(sets, keys)

@@ -19,8 +19,9 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/prm_jax/blob/main/notebooks/train_a_prm.ipynb)
 #
 # A transformer of 0.2 million parameters learns from scratch to find wrong steps, in under two
-# minutes on two CPU cores. The data are generated arithmetic problems with solutions of a simulated
-# solver that misreads, slips and copies. Their labels are exact and have PRM800K's format.
+# minutes on two CPU cores. The data are generated arithmetic problems. The solutions are by a
+# simulated solver that may misread a clause, slip in a result or copy an older value. Their labels
+# are exact, in PRM800K's format.
 
 # %%
 import importlib.util
@@ -199,7 +200,7 @@ display.table([problem, ""], [[shown(wrong), shown(best)]])
 
 # %% [markdown]
 # These figures use every rated step of every candidate. Left: the distribution of P(right). Right:
-# calibration. Of the steps with P(right) of about 0.3, three in ten should be right (the diagonal).
+# calibration. Three in ten of the steps with P(right) near 0.3 should be right (the diagonal).
 
 # %%
 rated = [len(each) for each in ratings]
@@ -224,7 +225,7 @@ print(f"AUROC over all candidates' steps: {step_metrics.auroc(p, is_right):.3f}"
 # ## Which mistakes does it miss?
 #
 # A wrong step misreads the problem, or computes or copies wrongly. To detect a misreading, the
-# model must compare the step with the problem's text; for the other mistakes, with the step before.
+# model must compare the step with the problem's text; to detect the others, with the step before.
 # Which of them has the model learnt?
 
 
@@ -252,8 +253,8 @@ display.table(
 # %% [markdown]
 # ## What it is for
 #
-# The product of its steps scores each candidate, and the candidate with the highest score of N is
-# picked. `agg.best_of_n` computes the result exactly for every N.
+# Each candidate's score is the product of its steps' P(right), and the best of N candidates is
+# picked. `agg.best_of_n` computes the expected result exactly for every N.
 
 # %%
 shape = (TEST_PROBLEMS, CANDIDATES)
