@@ -1,9 +1,9 @@
-"""The aggregator beside a Python loop and numpy, on the same generated candidates.
+"""Measures the aggregator beside a Python loop and numpy, on the same generated candidates.
 
 Each method runs in its own process on one core, so that its memory is measured alone.  Targets, at
-500 problems x 1,860 candidates and 14 values of N: `best_of_n` at least 50,000 times cheaper
-than the Python loop of OpenAI's evaluation and at most twice numpy's leanest sort; every N at most
-1.5 times as expensive as 14; `majority_vote` under 5 s.  Takes 3 minutes.
+500 problems x 1,860 candidates and 14 values of N: `best_of_n` takes at most a 50,000th of the CPU
+time of OpenAI's Python loop and at most twice that of numpy's leanest sort; every N takes at most
+1.5 times as long as 14; `majority_vote` takes under 5 s.  Takes 3 minutes.
 """
 
 import pathlib
@@ -32,7 +32,7 @@ METHODS = ("Python loop", "numpy sort", "best_of_n", "best_of_n, every N", "majo
 
 
 def run(args: runner.Common) -> dict:
-  """Measures every method at every size, but the exact vote at the first size only."""
+  """Measures every method at every size, except the exact vote: only at the first size."""
   ns, measured, tables = QUICK_N if args.quick else N, [], {}
   for problems, candidates in QUICK_SIZES if args.quick else SIZES:
     with tempfile.TemporaryDirectory() as directory:
@@ -49,7 +49,7 @@ def run(args: runner.Common) -> dict:
 
 
 def generate(directory: str, problems: int, candidates: int, ns: tuple[int, ...]) -> None:
-  """Writes candidates, one in ten missing, and their float64 curves with shared ties.
+  """Writes candidates, one in ten of them missing, and their exact float64 curves, ties shared.
 
   Scores are like a verifier's probabilities.  Answer 0 is right; the popularity of wrong answers
   follows Zipf's law.
@@ -156,7 +156,7 @@ def library(name: str, arrays, ns, load) -> Callable[[], np.ndarray]:
 
 
 def targets(first: dict, last: dict, few: int) -> list[dict]:
-  """Returns the targets, from the figures of the smaller and of the larger size."""
+  """Returns the targets, from the figures of both sizes and the number of values of N."""
   cpu = {name: row["CPU s"] for name, row in first.items()}
   small, exact, large = first["best_of_n"], first["majority_vote"], last["best_of_n"]
   errors = [row["error"] for figures in (first, last) for x, row in figures.items() if "best" in x]

@@ -3,11 +3,11 @@
 A model of a public model's shape with random weights scores and trains on rows of one chain of
 tokens, on --devices CPU devices.  bfloat16 is the dtype of activations and products;
 parameters, moments and accumulated gradients stay float32.  Each dtype runs in its own process.
-The last table splits the time of a score step into its products (from float32 weights) and its
-attention, each timed alone and multiplied by its number, and the rest.
+The last table splits the time of a score step into products (from float32 weights), attention and
+the rest.  Products and attention are timed alone and multiplied by their numbers in a step.
 
-Targets: bfloat16 is 1.4 times as fast in training and 1.6 times in scoring, on processors that
-multiply bfloat16 faster.  Takes 5 minutes.
+Targets: bfloat16 trains 1.4 times as fast as float32 and scores 1.6 times as fast, on processors
+with fast bfloat16 products.  Takes 5 minutes.
 """
 
 import dataclasses
@@ -35,11 +35,11 @@ STEP = 64  # tokens of a step; the head reads at the last one
 
 @dataclasses.dataclass(frozen=True)
 class Args(runner.Common):
-  model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # whose shape is used
-  tokens: int = 1024  # of a row
-  rows: int = 16  # of a score step, as in score.py; a train step has one for each device
-  devices: int = 2  # CPU devices, which split the rows
-  repeats: int = 3  # of each measurement; the fastest counts
+  model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # gives the shape
+  tokens: int = 1024  # tokens of a row
+  rows: int = 16  # rows of a score step, as in score.py; a train step has one per device
+  devices: int = 2  # CPU devices, over which the rows are sharded
+  repeats: int = 3  # repeats of each measurement; the fastest counts
 
 
 def run(args: Args) -> dict:
@@ -83,7 +83,7 @@ def run(args: Args) -> dict:
 
 
 def matrices(model: config_lib.Model) -> dict[str, tuple[int, int, int]]:
-  """Returns the input and output width of a layer's matrices, and the number of each shape."""
+  """Returns input and output width of a layer's matrices, and their number in the layer."""
   queries, keys = model.heads * model.head_size, model.kv_heads * model.head_size
   return {
     "query": (model.width, queries, 1),
@@ -95,7 +95,7 @@ def matrices(model: config_lib.Model) -> dict[str, tuple[int, int, int]]:
 
 
 def measure(model: config_lib.Model, dtype: str, args: Args) -> dict:
-  """Returns seconds of a layer's products, of its attention, of a train step and a score step."""
+  """Returns the seconds of a layer's products and attention, a train step and a score step."""
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", args.devices)
   c = config_lib.Experiment(model=dataclasses.replace(model, dtype=dtype, unroll_layers=True))

@@ -1,12 +1,13 @@
 """Measures sampling from a language model beside transformers' `generate` on the same prompts.
 
-Both sides take the same token ids: --prompts problems in the model's chat template, --samples of
-each, at temperature 0.8, up to --max_new_tokens or the model's end token.  The benchmark compares
-the peer's batch sizes and dtypes on a few prompts first; the fastest generates everything.  The
-peer's prompts are sorted by length and padded at the left, and its attention is torch's (sdpa).
+Both sides get the same token ids: --prompts problems in the model's chat template.  They generate
+--samples of each, at --temperature, up to --max_new_tokens or the model's end token.  On a few
+prompts, the benchmark first tries the peer's batch sizes and dtypes; the fastest generates
+everything.  The peer's prompts are sorted by length and padded at the left, and its attention is
+torch's sdpa.
 
 Targets: 1.5 times the peer's tokens a second, and 60 % of the rate of matrix products alone.  This
-share is the time of a token's products, each measured alone in its best layout, over the time of a
+share is the time of a step's products, each measured alone in its best layout, over the time of a
 step in which all slots are in use.  Takes 30 minutes with Qwen2.5-Coder-0.5B.
 """
 
@@ -39,17 +40,17 @@ OURS, PEER = "this project", "transformers"
 class Args(runner.Common):
   model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # a public language model
   problems: pathlib.Path | None = None  # JSON lines with `problem`; by default sums
-  source: pathlib.Path | None = None  # folder of PRM800K's files: MATH's test problems, not sums
+  source: pathlib.Path | None = None  # folder of PRM800K's files, for MATH's test problems
   prompts: int = 64
-  samples: int = 8  # of each prompt
+  samples: int = 8  # samples of each prompt
   max_new_tokens: int = 256
   temperature: float = 0.8
-  batch: int = 64  # slots of this project
-  dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of this project
-  peer_batches: tuple[int, ...] = (8, 32, 64)  # in samples
+  batch: int = 64  # slots of this project's sampler
+  dtype: Literal["float32", "bfloat16"] = "bfloat16"  # dtype of this project
+  peer_batches: tuple[int, ...] = (8, 32, 64)  # batch sizes to try for the peer, in samples
   peer_dtypes: tuple[str, ...] = ("float32", "bfloat16")
-  peer_python: str = str(runner.ROOT / ".venv-reference/bin/python")  # "": without the peer
-  threads: int = 2  # cores of either side
+  peer_python: str = str(runner.ROOT / ".venv-reference/bin/python")  # "": no peer
+  threads: int = 2  # cores of each side
 
   @property
   def section(self) -> str:
@@ -64,9 +65,11 @@ def run(args: Args) -> dict:
   if bad := [
     size for size in args.peer_batches if max(size, args.samples) % min(size, args.samples)
   ]:
-    raise ValueError(f"--peer_batches: {bad[0]} and --samples={args.samples} do not divide")
+    raise ValueError(
+      f"--peer_batches: neither of {bad[0]} and --samples={args.samples} divides the other"
+    )
   if args.peer_python and not shutil.which(args.peer_python):
-    raise FileNotFoundError(f"{args.peer_python}: no such Python; --peer_python= is without a peer")
+    raise FileNotFoundError(f"{args.peer_python}: no such Python; --peer_python= measures no peer")
   path, texts = problems(args)
   cores = processes.usable_cores()[-args.threads :]
   ours = runner.apart(own_side, args, texts, cores=cores, JAX_PLATFORMS="cpu")
@@ -96,7 +99,7 @@ def count(run: dict) -> dict:
 
 
 def problems(args: Args) -> tuple[pathlib.Path | None, list[str]]:
-  """Returns the file and its first problems; None and sums without a file."""
+  """Returns the file and its first problems; without a file, None and sums."""
   from prm_jax.datasets import math_splits
 
   path = args.problems or (args.source and math_splits.find_test(args.source))
@@ -151,7 +154,7 @@ def clocked(engine: Sampler) -> list[tuple[float, bool]]:
 
 
 def products(engine: Sampler, B: int) -> dict[str, float]:
-  """Returns milliseconds of each kind of product of a step, alone in its best dtype and layout."""
+  """Returns a step's milliseconds in each kind of product, timed in its best dtype and layout."""
   layers, embedding = engine.weights["layers"], engine.weights["embedding"]
   kinds = ("query", "key", "value", "output", "gate", "up", "down")
   times = {name: len(layers) * product(B, *layers[0][name].shape) for name in kinds}

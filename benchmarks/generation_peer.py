@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def measure(settings: dict) -> dict:
-  """Returns tokens and seconds of each run of the settings, and the versions of packages.
+  """Returns tokens and seconds of each run in the settings, and the packages' versions.
 
   A run has a dtype, a batch size, a number of prompts (the first ones) and a limit of new tokens.
   Prompts are sorted by length, and each batch is padded at its left.
@@ -39,7 +39,7 @@ def measure(settings: dict) -> dict:
       ).eval()
     model = models[run["dtype"]]
     prompts = sorted(settings["prompts"][: run["prompts"]], key=len)
-    samples = min(settings["samples"], run["batch"])  # of a row in one call
+    samples = min(settings["samples"], run["batch"])  # per row in one call
     rows = [prompt for prompt in prompts for _ in range(settings["samples"] // samples)]
     size = run["batch"] // samples
     generate(model, rows[:size], samples, 2, settings)  # warms up

@@ -71,7 +71,7 @@ def run(args: Args) -> dict:
 
 
 def memory(topology: str, T: int, heads: tuple[int, int, int], form: str = FORMS[0]) -> dict:
-  """Returns bytes per chip, arguments and temporaries, of gradients of q, k, v with a row per chip.
+  """Returns bytes per chip, arguments and temporaries, of the gradients of q, k, v; a row per chip.
 
   The compiler chooses all layouts, as in a model, where products make and use these arrays.
   """

@@ -1,7 +1,7 @@
 """Measures time and memory of loading public weights, each load in its own process (Linux).
 
-A real model is loaded onto one device.  A generated folder of sharded safetensors with the widths
-of Qwen2.5-Math-7B is loaded onto eight simulated devices.  Targets: the real model takes under 10 s
+A real model is loaded onto one device.  Generated safetensors files with the widths of
+Qwen2.5-Math-7B are loaded onto eight simulated devices.  Targets: the real model takes under 10 s
 and 1.5 GB; the large one grows its process by no more than its shards and the largest parameter.
 Takes 1 minute.
 """
@@ -31,7 +31,7 @@ WIDTHS = {  # Qwen2.5-Math-7B's config.json
   "mlp_width": 18_944,
   "attention_bias": True,
   "tied_embeddings": False,
-  "layers": 4,  # 2.0 GB + 0.47 each
+  "layers": 4,  # 2.0 GB, and 0.47 GB for each layer
   "param_dtype": "bfloat16",
 }
 TINY = {"width": 64, "heads": 4, "kv_heads": 2, "head_size": 16, "mlp_width": 128, "layers": 1}

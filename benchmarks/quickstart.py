@@ -25,7 +25,7 @@ from prm_jax.runtime import storage
 @dataclasses.dataclass(frozen=True)
 class Args(runner.Common):
   seed: int = 0
-  history: pathlib.Path | None = None  # CSV file, which gets a line
+  history: pathlib.Path | None = None  # CSV file to which a line is added
 
 
 def run(args: Args) -> dict:

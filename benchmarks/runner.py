@@ -49,7 +49,7 @@ class Common:
 
   @property
   def section(self) -> str:
-    """The suffix of the benchmark's name in the page's marks, for one of several sections."""
+    """The suffix of the benchmark's name in the page's marks, if it has several sections."""
     return ""
 
 
@@ -57,7 +57,7 @@ def apart(function: Callable, *args: Any, cores: list[int] | None = None, **envi
   """Returns `function(*args)`, called in a new process so that time and memory are its alone.
 
   Args:
-    cores: processor cores to use, on systems that can restrict them; None uses all.
+    cores: processor cores to use, where the system can restrict them; None: all.
     **environment: environment variables to set.
 
   Raises:
@@ -79,7 +79,7 @@ def _begin(cores: list[int] | None) -> None:
 
 
 def peer(python: str, script: pathlib.Path, settings: dict) -> dict:
-  """Returns the figures of a peer, whose script runs in its own Python without prm_jax."""
+  """Runs a peer's script in its own Python, without prm_jax, and returns its figures."""
   with tempfile.TemporaryDirectory() as directory:
     path, output = pathlib.Path(directory, "settings"), pathlib.Path(directory, "figures")
     path.write_text(json.dumps(settings | {"output": str(output)}))
@@ -100,10 +100,10 @@ def kept(
   files: list[pathlib.Path],
   measure: Callable[[], dict],
 ) -> dict:
-  """Returns the figures of `measure()`, measured once for equal settings and contents of files.
+  """Returns the figures of `measure()`, called once for equal settings and contents of files.
 
   Args:
-    work: folder of the figures; a file's name ends in a hash of the settings and contents.
+    work: folder in which figures are stored, in files named by a hash of settings and contents.
     files: files and folders of code and data on which the figures depend.
 
   Returns:
@@ -127,11 +127,11 @@ def kept(
 def by_turns(
   forms: dict[str, Callable[[], Any]], repeats: int, untimed: int = 1
 ) -> dict[str, list[float]]:
-  """Returns the seconds of `repeats` calls of each form, after `untimed` ones, which compile.
+  """Returns the seconds of `repeats` calls of each form, after `untimed` calls, which compile.
 
   The forms take turns in alternating order, so that a machine that slows down slows all of them.
   """
-  import jax  # takes memory, which other benchmarks measure
+  import jax  # not at the top: other benchmarks measure memory, which it takes
 
   seconds = {name: [] for name in forms}
   for turn in range(untimed + repeats):
@@ -156,7 +156,7 @@ def say(text: str) -> None:
 
 
 def target(name: str, sign: str, bound: float, measured: float, note: str = "") -> dict:
-  """Returns a target of the project, the measured figure, and whether it meets the target."""
+  """Returns a target, the measured figure, and whether the figure meets the target."""
   met = bool(SIGNS[sign](measured, bound))
   asked = f"{sign} {bound:g}"
   return {"target": name, "asked": asked, "measured": measured, "met": met, "note": note}
@@ -190,7 +190,7 @@ def earlier(path: pathlib.Path) -> dict[str, Any]:
 def regressions(figures: dict, before: dict) -> list[dict]:
   """Returns a table row for each target of both runs: both figures, and better, worse or same.
 
-  A gain within `NOISE` of 1 is the same, because it means nothing on a shared machine.
+  A gain within a factor `NOISE` of 1 counts as the same, as it means nothing on a shared machine.
   """
   earlier = {old["target"]: old["measured"] for old in before["targets"]}
   rows = []
@@ -200,7 +200,7 @@ def regressions(figures: dict, before: dict) -> list[dict]:
       continue
     ratio = now / earlier[name] if earlier[name] else None
     gain = _gain(new["asked"], earlier[name], now)
-    if "within noise" in new.get("note", ""):  # of a difference that no interval tells from 0
+    if "within noise" in new.get("note", ""):  # the difference is not significant
       gain = 1
     verdict = "worse" if gain < 1 / NOISE else "better" if gain > NOISE else "same"
     row = {"target": name, "before": earlier[name], "now": now}
@@ -212,14 +212,15 @@ def _gain(asked: str, before: float, now: float) -> float:
   """Returns how many times as good a figure is now; inf or 0 where a ratio tells nothing.
 
   Args:
-    asked: of the target, such as "= 0": the nearer to its bound, the better.
+    asked: sign and bound of the target; with "=", nearer to the bound is better.
   """
   sign, bound = asked.split()
   if sign == "=":
     before, now = -abs(before - float(bound)), -abs(now - float(bound))
   elif sign.startswith("<"):
     before, now = -before, -now
-  if before * now <= 0:  # the higher, the better
+  # From here on, higher is better.
+  if before * now <= 0:
     return 1 if before == now else math.inf if now > before else 0
   return now / before if now > 0 else before / now
 

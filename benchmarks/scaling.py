@@ -1,4 +1,4 @@
-"""Checks how training scales on simulated devices and hosts, and compiled for TPU slices.
+"""Checks how training scales: on simulated devices and hosts, and compiled for TPU slices.
 
 Simulated: scripts/train.py makes the same run on one device and on more devices and hosts, which
 are threads and processes of this machine.  Target: losses and gradient norms within 1e-6; no speed
@@ -178,7 +178,7 @@ def job(case: Case) -> compilation.Job:
       model=config_lib.Model(**LLAMA, **choices),
     )
   rows = case.rows or c.train.batch_rows
-  steps = c.train.steps * c.train.batch_rows // rows  # over as much data
+  steps = c.train.steps * c.train.batch_rows // rows  # the same amount of data
   c = dataclasses.replace(
     c,
     mesh=dataclasses.replace(c.mesh, data=case.slices, tensor=case.tensor or c.mesh.tensor),
@@ -218,7 +218,7 @@ def row(report: dict) -> dict:
   slices = f" x {report['slices']} slices" if report["slices"] > 1 else ""
   traffic, share = "not known", estimate.get("mfu_by_cycles_alone")
   if report["collectives"]:
-    gib_over_links = {True: 0.0, False: 0.0}  # by whether arithmetic goes on beside it
+    gib_over_links = {True: 0.0, False: 0.0}  # by whether it overlaps arithmetic
     for kind in report["collectives"]["by_kind"]:
       gib_over_links[kind["beside_arithmetic"]] += kind["gib_over_links"]
     traffic = "{:.1f} + {:.1f}".format(*gib_over_links.values())

@@ -1,14 +1,14 @@
 """Measures what a search over all problems at once saves in this code, on the CPU.
 
-1. A beam search with 16 lanes over 100 arithmetic problems, 32 of them at once, runs beside one
-   problem at a time with the same models.  Its language model and reward model are small and
-   trained first.
-2. A reward model with a cache reads solutions that grow by a step a round, beside reading each
-   distinct solution from its start, by itself or in the prefix tree of the round.  The model has
-   the shape of --model and random weights; --candidates has the solutions.
-3. A language model of the same shape writes 6 steps of 32 tokens in 16 lanes a problem, of which
-   4 continue after each step, beside two engines without a search's cache: one generates each
-   solution from its prompt, the other reads the text of each lane again before each step.
+1. A beam search with 16 lanes over 100 arithmetic problems, 32 of them at once, is compared with
+   a search of one problem at a time.  Both use the same small language model and reward model,
+   which are trained first.
+2. A reward model with a cache reads solutions that grow by a step a round.  It is compared with
+   reading each distinct solution from its start, by itself or in the prefix tree of the round.  The
+   model has the shape of --model and random weights; --candidates has the solutions.
+3. A language model of the same shape writes 6 steps of 32 tokens in 16 lanes per problem, of which
+   4 continue after each step.  It is compared with two engines without a search's cache: one
+   generates each solution from its prompt, the other reads each lane's text again before each step.
 
 Targets: all at once is at least 5 times as fast, and the speedup of each model, in seconds, is at
 least 0.9 of its speedup in tokens (tokens from the start over tokens with a cache).  Compilation is
@@ -56,8 +56,8 @@ class Args(runner.Common):
   model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # gives the shape and the tokenizer
   layers: int = 4  # number of the model's first layers to use
   candidates: pathlib.Path | None = None  # lines with problem and steps or text; None: arithmetic
-  problems: int = 4  # of the candidates, 16 solutions of each
-  updates: int = 600  # of each of the two small models
+  problems: int = 4  # problems of the candidates, with 16 solutions each
+  updates: int = 600  # updates of each of the two small models
   contexts: int = 32  # problems that the beam search works on at once
   repeats: int = 3
 
@@ -87,7 +87,7 @@ def run(args: Args) -> dict:
 
 
 def all_at_once(args: Args) -> dict:
-  """Measures a beam search over the problems together, and one after the other."""
+  """Measures a beam search over all problems at once, and over one after the other."""
   plan = command_line.read(str(PLAN), Plan)
   updates, count = (20, 4) if args.quick else (args.updates, 100)
   sizes = dataclasses.replace(plan.search, updates=updates, labelled=100, problems=count)
@@ -141,7 +141,7 @@ def growing(args: Args) -> dict:
     "seconds, each from its start": lambda: [*map(whole.by_head, flat)],
     "seconds, the tree of a round": lambda: [*map(scorer.by_head, flat)],
   }
-  seconds = medians(forms, args.repeats, untimed=2)  # contexts grow in the first: both compile
+  seconds = medians(forms, args.repeats, untimed=2)  # contexts grow in the first call: both compile
   tokens = sum(cached.length(*pair) for pairs in flat for pair in pairs)
   row = {"solutions": sum(map(len, solutions)), "rounds": len(rounds)}
   row |= {"tokens with a cache": sum(cached.encoded), "tokens from the start": tokens}
@@ -149,7 +149,7 @@ def growing(args: Args) -> dict:
 
 
 class Continued(Sampler):
-  """A sampler of prompts that are lists of tokens."""
+  """A sampler whose prompts are JSON lists of tokens."""
 
   def encode(self, prompt: Prompt) -> list[int]:
     return json.loads(prompt.problem)
@@ -181,7 +181,7 @@ def writing(args: Args) -> dict:
   write = lambda: _steps(EvenSteps(model, len(asked), LANES, longest, settings), asked, rounds)
   paths, spent = write()
   forms = {
-    "seconds, cached": lambda: write()[1],  # not its paths: `by_turns` looks at every number
+    "seconds, cached": lambda: write()[1],  # not its paths: `by_turns` waits for every number
     "seconds, each from its start": lambda: [
       sample(asked, LANES, (r + 1) * count) for r in range(rounds)
     ],
@@ -201,9 +201,9 @@ def writing(args: Args) -> dict:
 def _steps(
   writer: StepWriter, asked: list[list[int]], rounds: int
 ) -> tuple[list[list[tuple[int, ...]]], collections.Counter]:
-  """Writes steps for several rounds; four lanes continue after each, each as four.
+  """Writes steps for several rounds; after each, four lanes continue, each as four copies.
 
-  Returns the tokens before each step, by round, and the token counts of the writer.
+  Returns the tokens before each step, by round, and the writer's token counts.
   """
   rng, spent = np.random.default_rng(0), collections.Counter()
   for g, tokens in enumerate(asked):

@@ -1,12 +1,12 @@
 """Measures a reward model behind HTTP beside the same model without a server, on the CPU.
 
 The model has the shape of --model, with fewer layers, and random weights.  The client sends 2,048
-solutions of 128 arithmetic problems, two at a time, over 1, 64 and 1,000 connections to a server in
-its own process.  `Scorer.by_head`, which score.py calls, reads all of them at once.  Compilation is
-not timed.  Client and server share the processor.
+solutions of 128 arithmetic problems, two per request, over 1, 64 and 1,000 connections to a server
+in its own process.  `Scorer.by_head`, which score.py calls, reads all of them at once.  Compilation
+is not timed.  Client and server share the processor.
 
-Target: with 64 connections the server scores at least 0.5 times as many solutions a second.
-Takes 2 minutes.
+Target: with 64 connections, the server scores at least half as many solutions a second as
+`Scorer.by_head`.  Takes 2 minutes.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def run(args: Args) -> dict:
   ours, theirs = spawn.Pipe()
   server = spawn.Process(target=serve, args=(args, theirs))
   server.start()
-  theirs.close()  # so that a server that dies is the end of `ours`
+  theirs.close()  # so that `ours` ends when the server dies
   try:
     url = ours.recv()
     rows = [asyncio.run(ask(args, server, url, bodies, count)) for count in CONNECTIONS]
@@ -72,14 +72,14 @@ def solutions(args: Args) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def requests(args: Args) -> list[bytes]:
-  """Returns the bodies of the requests, a problem's one after another, as a policy samples them."""
+  """Returns the bodies of the requests; those of a problem are adjacent, as a policy sends them."""
   lines = [{"problem": problem, "steps": steps} for problem, steps in solutions(args)]
   bodies = [lines[i : i + EACH] for i in range(0, len(lines), EACH)]
   return [json.dumps({"solutions": body}).encode() for body in bodies]
 
 
 def without(args: Args) -> dict:
-  """Returns the row of `Scorer.by_head`."""
+  """Returns the table row of `Scorer.by_head`."""
   scorer, asked = search.random_scorer(args), solutions(args)
   (seconds,) = search.medians({"": lambda: scorer.by_head(asked)}, args.repeats).values()
   return {"connections": "score.py", "solutions/s": len(asked) / seconds}
@@ -104,14 +104,14 @@ def serve(args: Args, ready: multiprocessing.connection.Connection) -> None:
 async def ask(
   args: Args, server: multiprocessing.Process, url: str, bodies: list[bytes], count: int
 ) -> dict:
-  """Returns the row of a number of connections."""
+  """Returns the table row of `count` connections."""
   while server.is_alive():
     try:
       urllib.request.urlopen(f"{url}/health").close()
       break
     except urllib.error.URLError:  # the server is still loading the model
       await asyncio.sleep(0.2)
-  bodies, rates, times = bodies[: 64 * count], [], []  # few connections take long
+  bodies, rates, times = bodies[: 64 * count], [], []  # few connections are slow
   async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=count)) as session:
 
     async def work(left: Iterator[bytes]) -> None:

@@ -5,7 +5,7 @@ step, so alternatives repeat the steps and labels before them.  This project mer
 problem into one tree, which trains a repeated label once.  Speed is labelled steps of the peer's
 rows a second.
 
-Each side trains in the dtype in which it makes its first updates faster.
+Each side trains in the dtype in which its first updates are faster.
 
 Targets: 2.5 times the peer's speed, 10 times on phase 1 (many alternatives), and a step AUROC that
 is not below the peer's.  Takes 12 to 45 minutes; --work stores finished runs, so an interrupted
@@ -51,7 +51,7 @@ PHASES = {
   "phase1": (["phase1_train.jsonl", "phase1_test.jsonl"], "trl", 2048, 10.0),
 }
 TEST = "phase2_test.jsonl"  # rows for the AUROC, by the paper's recipe
-# Both sides have this environment.  Without huge pages a tenth of an update goes into fresh memory.
+# Environment of both sides.  Without huge pages, touching new memory takes a tenth of an update.
 ENVIRONMENT = {
   "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
   "JAX_PLATFORMS": "cpu",
@@ -72,24 +72,24 @@ SETTINGS = {  # of both sides; the optimiser has the settings of transformers' T
   "pad_id": 0,
 }
 RESAMPLES = 2000
-TRIED = 4  # updates in each dtype, the faster of which trains the model
+TRIED = 4  # updates in each dtype, to choose the faster
 OURS, PEER = "this project", "TRL"
 Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Args(runner.Common):
-  peer: Literal["trl", "none"] = "trl"  # the peer, in its own environment (.venv-trl, some GB)
+  peer: Literal["trl", "none"] = "trl"  # runs in its own environment (.venv-trl, some GB)
   rows_of: Literal["phase2", "phase1"] = "phase2"  # the phase of PRM800K
   row_length: int | None = None  # tokens of packed rows; by default the peer's limit
   source: pathlib.Path = runner.ROOT / "data/prm800k_upstream"  # folder of PRM800K's files
   config: pathlib.Path = CONFIG  # this project's settings that the comparison does not fix
-  model: pathlib.Path | None = None  # hub directory of both sides; by default the config's
-  rows: int = 240  # training rows, of whole problems at random
+  model: pathlib.Path | None = None  # hub directory for both sides; by default the config's
+  rows: int = 240  # training rows, from whole problems at random
   test_rows: int = 60  # test rows, to measure the step AUROC
-  seeds: tuple[int, ...] = (0,)  # of both sides: they order the rows and draw the head
+  seeds: tuple[int, ...] = (0,)  # of both sides, for the order of rows and the initial head
   dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")  # of activations, tried on both sides
-  threads: int = 2  # cores of either side
+  threads: int = 2  # cores of each side
   devices: int = 2  # CPU devices of this project; an update has at least a row for each
   peer_python: str = ""  # Python of an environment that has the peer installed
   work: pathlib.Path = runner.ROOT / "runs/benchmark_training"  # rows and figures of runs
@@ -103,7 +103,7 @@ def run(args: Args) -> dict:
   """Measures both sides and compares them."""
   train, recipe, length, _ = PHASES[args.rows_of]
   if args.threads > (here := len(processes.usable_cores())):
-    raise ValueError(f"--threads {args.threads}: only {here} cores are here")
+    raise ValueError(f"--threads {args.threads}: only {here} cores are usable")
   check_files(args.config, model := model_path(args), *(args.source / x for x in (*train, TEST)))
   settings = SETTINGS | {"max_length": 256 if args.quick else length, "threads": args.threads}
   settings |= {"max_updates": 1} if args.quick else {}
@@ -231,8 +231,8 @@ def paths(tree: StepTree) -> list[list[int]]:
 def peer_rows(files: list[pathlib.Path], recipe: str) -> list[dict]:
   """Returns PRM800K files as TRL's rows: one for each path from the problem to a leaf.
 
-  Steps that the recipe keeps as neutral count as right.  Paths with an unlabelled step are left
-  out, because TRL has none.
+  Steps that the recipe labels neutral count as right.  Paths with an unlabelled step are left out,
+  because TRL labels every step.
   """
   return [
     {
@@ -292,9 +292,9 @@ def experiment(settings: dict) -> config_lib.Experiment:
 def train_trees(settings: dict) -> dict:
   """Trains this project's side for an epoch; returns seconds, counts, losses and test scores.
 
-  An update reads more rows than the peer's.  Its learning rate is as many times the peer's
-  (arXiv:1706.02677).  Neither side writes metrics or checkpoints between updates.  "steps" are the
-  labelled steps of the peer's rows, in proportion for a part of an epoch.
+  An update covers more of the peer's rows than the peer's does, and its learning rate is larger by
+  the same factor (arXiv:1706.02677).  Neither side writes metrics or checkpoints between updates.
+  "steps" are labelled steps of the peer's rows, in proportion if only part of an epoch is trained.
   """
   jax.config.update("jax_num_cpu_devices", settings["devices"])
   c, tokenizer, vocab_size = initialization.find(experiment(settings), None)
@@ -363,7 +363,7 @@ def chains(path: str) -> list[StepTree]:
 
 
 def merged(rows: Iterable[tuple[str, token_tree.TokenTree]]) -> list[token_tree.TokenTree]:
-  """Returns the rows of each problem, given as (problem, tree), merged into one tree."""
+  """Merges the trees of each problem, from pairs (problem, tree), into one tree."""
   return [prefix_tree.merge(group)[0] for group in runner.grouped(rows)]
 
 
@@ -410,7 +410,7 @@ def auroc_difference(
 
 
 def targets(asked: float, runs: list[dict], problems: list[str]) -> list[dict]:
-  """Returns targets for the ratios to the peer, and none without a peer."""
+  """Returns targets for the ratios to the peer; none without a peer."""
   ours, peers = ([run for run in runs if run["side"] == side] for side in (OURS, PEER))
   if not peers:
     return []

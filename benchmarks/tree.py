@@ -1,9 +1,9 @@
 """Measures what prefix trees save: the same solutions as trees and flattened, on the CPU.
 
-Training packs the paths from a problem to each last step, or the solutions of a problem merged into
-one tree.  Both forms train the same distinct labels with the same model and train step, in rows of
-one length, one row per update.  Scoring reads the candidates of a problem as one tree or each by
-itself.
+Training packs either the path from a problem to each last step, or the solutions of a problem
+merged into one tree.  Both forms train the same distinct labels with the same model and train step,
+in rows of one length, one row per update.  Scoring reads the candidates of a problem as one tree,
+or each by itself.
 
 Target: seconds show at least 0.9 of the saving that the token counts promise (tokens of all paths
 over distinct tokens), and at least 0.97 where nothing is shared.  Takes 12 minutes.
@@ -34,8 +34,8 @@ from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepTree
 
-# Tokens of a row.  The sample of phase 1 is six trees, and one row holds them all: shorter rows
-# would cut them or stay half empty, unlike those of a larger set.
+# Tokens of a row.  The sample of phase 1 is six trees, which fit one row: shorter rows would cut
+# them or stay half empty, unlike rows of a larger set.
 ROW_LENGTH = {"phase1": 5632, "phase2": 2048, "arithmetic": 1024}
 LEAST = {"phase1": 4, "phase2": 4, "arithmetic": 300}  # timed updates of each form
 # Arithmetic problems to score, and candidates of each; with one candidate nothing is shared.
@@ -49,7 +49,7 @@ class Args(runner.Common):
   config: pathlib.Path = training.CONFIG  # this project's settings
   model: pathlib.Path | None = None  # gives the shape and the tokenizer; by default the config's
   layers: int = 2  # number of the model's first layers to use
-  rows: int = 240  # paths of each phase, in whole problems at random
+  rows: int = 240  # paths of each phase, from whole problems at random
 
 
 class Model:
@@ -161,7 +161,7 @@ def train(name: str, model: Model, solutions: list[StepTree], quick: bool) -> di
     "trees": training.merged(kept),
   }
   plans = {form: packing.PackedRows(trees, row_length) for form, trees in forms.items()}
-  reads = max(plan.reads for plan in plans.values())  # one shape, and so one program
+  reads = max(plan.reads for plan in plans.values())  # one shape, so one program
   batches = {}
   for form, plan in plans.items():
     plan = dataclasses.replace(plan, round_reads_to=reads)

@@ -2,8 +2,8 @@
 
   python trl_peer.py SETTINGS.json
 
-Trains once over the rows and writes the figures to settings["output"].  Without settings it prints
-the versions of its packages.  It imports no part of prm_jax.
+Trains for at most one epoch and writes the figures to settings["output"].  Without settings it
+prints the versions of its packages.  It imports no part of prm_jax.
 """
 
 import json
