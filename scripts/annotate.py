@@ -9,20 +9,21 @@
 --input: one candidate on each line, with `problem` and `steps` (or `text`).  --output: the same
 lines with `labels`, `is_correct` and `provenance`, which prepare_data.py --dataset=stepwise reads.
 
---method=model: a reward model, as in section 4 of *Let's Verify Step by Step*.  A step is wrong if
-the probability of -1 exceeds --threshold; labels end at the first wrong step.  `is_correct` is the
-input's, from the final answer; with --outcome=labeller, it says whether no step is wrong.
+--method=model: a reward model labels, as in section 4 of *Let's Verify Step by Step*.  A step is
+wrong if the probability of -1 exceeds --threshold; labels end at the first wrong step.
+`is_correct` is the input's, from the final answer; with --outcome=labeller, it is true if no step
+is wrong.
 
 --method=rollouts: a language model continues from each step, --rollouts times; a step is wrong if
-no rollout reaches `ground_truth_answer`.  --labels=soft keeps the share of right rollouts,
+no rollout reaches `ground_truth_answer`.  --labels=soft writes the share of right rollouts,
 --labels=counts the numbers of right and of all rollouts.  --search=binary looks only for the first
-wrong step, with fewer rollouts.  --sure=0.75 leaves out problems that the model solves less often
-from their start.  The lines of a problem stand together in the output.
+wrong step, with fewer rollouts.  --sure=0.75 gives no labels to problems for which under 75 % of
+rollouts from the start are right.  The output has a problem's lines together.
 
 --method=judge: a generative verifier names the first wrong step, --votes times, and the plurality
 wins.  Lines also get `rating_probs` and `prm_score`, which evaluate.py and rerank.py read.
 
-All methods resume after a kill if the command is run again.  Of rollouts and a judge, a finished
+All methods resume after a kill if the command is run again.  For rollouts and judge, a finished
 --output is an error, and several hosts share the work if they share the disk of --output.
 """
 
@@ -46,17 +47,17 @@ from prm_jax.supervision import rollout_labels
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Args(options.Generator, rollout_labels.Settings):
   input: pathlib.Path  # candidate solutions
-  output: pathlib.Path  # the same with labels
-  method: Literal["model", "rollouts", "judge"] = "model"
-  readout: str = ""  # of a published reward model
+  output: pathlib.Path  # the same lines with labels
+  method: Literal["model", "rollouts", "judge"] = "model"  # what labels: see above
+  readout: str = ""  # how a published reward model is read (model)
   threshold: config_lib.Share = 0.2  # a step is wrong if P(-1) is above it (model)
   outcome: Literal["answer", "labeller"] = "answer"  # source of is_correct (model)
-  # Rollouts of as many right as wrong solutions of a problem, at most this many of each; problems
-  # without both are left out.  0: rollouts of all solutions.
+  # Label as many right as wrong solutions of a problem, at most this many of each; problems without
+  # both are left out.  0: label all solutions (rollouts).
   balanced: config_lib.Whole = 0
-  template: Literal["critic", "thinkprm", "genprm"] = "critic"  # prompt of a judge
-  votes: config_lib.Count = 8  # verdicts of a judge on each solution
-  max_new_tokens: config_lib.Count | None = None  # None: 512, of a judge 8,192
+  template: Literal["critic", "thinkprm", "genprm"] = "critic"  # prompt (judge)
+  votes: config_lib.Count = 8  # verdicts on each solution (judge)
+  max_new_tokens: config_lib.Count | None = None  # of a sample; None: 512, or 8,192 for a judge
   hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
 
 
@@ -153,7 +154,7 @@ def by_rollouts(args: Args) -> list[str]:
       engine, make, sampling, limits, separator, grader, s, args.seed, about, at_once, form
     )
     more = {"prompt": make(problems[0].text, 0).text}
-    if args.balanced:  # a verdict that ran out of time in another run may have chosen others
+    if args.balanced:  # a grading timeout may have changed the choice in another run
       chosen = [(problem.text, [each.steps for each in problem.solutions]) for problem in problems]
       more["solutions"] = hashlib.sha256(repr(chosen).encode()).hexdigest()
     facts = run_facts(args, engine, about | more)
@@ -182,7 +183,7 @@ def by_judge(args: Args) -> list[str]:
 
 
 def run_facts(args: Args, engine: Any, about: dict[str, Any]) -> dict[str, Any]:
-  """Returns all settings that decide the lines of the output; a resumed run must have the same."""
+  """Returns all settings that determine the output; a resumed run must have the same."""
   facts = {"method": args.method, "steps": args.steps, "input": storage.sha256_of(args.input)}
   return about | facts | engine.facts()
 

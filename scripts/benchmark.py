@@ -1,4 +1,4 @@
-"""Measures every speed figure of the project, beside a peer's from the same run.
+"""Measures every speed figure of the project, where possible beside a peer in the same run.
 
   python scripts/benchmark.py NAME --json=figures.json
   python scripts/benchmark.py NAME --help             its measurements and options
@@ -70,8 +70,8 @@ class Every:
   """Runs every benchmark and writes a page like docs/benchmark_tables.md with the figures."""
 
   output_dir: pathlib.Path = pathlib.Path("runs/benchmarks")
-  source: pathlib.Path | None = None  # folder of PRM800K's files: training rows and problems
-  only: tuple[str, ...] = ()  # sections of the page; by default all
+  source: pathlib.Path | None = None  # folder of PRM800K's files, for training rows and problems
+  only: tuple[str, ...] = ()  # sections of the page to measure; by default all
   against: pathlib.Path | None = None  # output_dir of an earlier run, to compare with
   quick: bool = False  # a test run, on sizes so small that the figures mean nothing
 
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def every(args: Every) -> None:
-  """Runs the benchmarks one after another, except those with figures of these or full sizes."""
+  """Runs the benchmarks one after another; skips those that have figures of these or full sizes."""
   if unknown := {*args.only} - EVERY.keys():
     raise ValueError(f"--only {min(unknown)}: the sections are {', '.join(EVERY)}")
   args.output_dir.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def every(args: Every) -> None:
     if args.source and name in ("tree", "training", "generation"):
       command.append(f"--source={args.source}")
     command += [f"--against={args.against / file.name}"] if args.against else []
-    quick = args.quick and name != "quickstart"  # which has one size
+    quick = args.quick and name != "quickstart"  # it has one size
     command += ["--quick"] if quick else []
     figures = json_lines.document_or_empty(file)
     if figures.get("quick") in (False, quick):
@@ -164,7 +164,7 @@ def text_of(figures: dict, before: dict | None) -> str:
 
 
 def with_section(page: pathlib.Path, section: str, text: str) -> str:
-  """Returns a page with the text in a section; raises ValueError if the section is not there."""
+  """Returns a page with the text in a section; ValueError if the page has no such section."""
   lines = re.compile(rf"(<!-- {section}: begin -->).*(<!-- {section}: end -->)", re.DOTALL)
   if not lines.search(whole := page.read_text()):
     raise ValueError(f"{page}: no line <!-- {section}: begin --> with its end")

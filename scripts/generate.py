@@ -3,22 +3,22 @@
   python scripts/generate.py --model=models/qwen2.5-coder-0.5b --input=problems.jsonl \\
     --output=samples.jsonl --n=16 --max_new_tokens=512 --temperature=0.8
 
---input has JSON records with `problem`; their other keys are kept, but for those that judge a
-solution.  --output gets one record for each sample, with `text`, `steps`, `answer`, `tokens`,
+--input has JSON records with `problem`; their other keys are kept, except those that judge
+a solution.  --output gets one record for each sample, with `text`, `steps`, `answer`, `tokens`,
 `logprob` and `finished`; a sample that was cut off is not finished and has no answer.  grade.py,
 score.py and rerank.py read the output.
 
---model is a public model or an export of a language model, --checkpoint a run of train.py on
-text.  --url is a server instead; its key is read from OPENAI_API_KEY, and --model, if given, has
-its tokenizer and chat template.  --prompt=chat uses the model's template; few_shot puts the solved
+--model is a public or exported language model; --checkpoint is a run of train.py on text.  --url is
+a server instead: its key is read from OPENAI_API_KEY, and --model, if given, has its tokenizer and
+chat template.  --prompt=chat uses the model's template; few_shot puts the solved
 problems of --examples first; plain gives the problem and a newline.  The same --seed gives the same
 samples, whatever --batch is.
 
 --search=RULE searches instead, guided by the reward model --prm: n solutions of a problem grow at
 once, and after each step the rule chooses which continue.  beam: the best n / expansions, each
-expansions times; dvts: the best of each of n / expansions subtrees; lookahead: beam, judged after
-further steps; particles: drawn in proportion to their odds; best_of_n: all.  Records then have
-score.py's keys too.
+expansions times; dvts: the best of each of n / expansions subtrees; lookahead: beam with scores
+read some steps later; particles: drawn in proportion to their odds; best_of_n: all.  Records then
+have score.py's keys too.
 
 After a kill, the same command resumes with the unfinished problems; a finished --output is an
 error.  Several hosts share the problems if they share the disk of --output.
@@ -46,12 +46,12 @@ class Args(options.Generator):
   # Searches instead of sampling, with n solutions of a problem at once.
   search: Literal["", "best_of_n", "beam", "dvts", "lookahead", "particles"] = ""
   prm: str = ""  # reward model: work directory of train.py, or a published or exported model
-  readout: str = ""  # of a published reward model
+  readout: str = ""  # how a published reward model is read
   expansions: config_lib.Count = 4  # copies of each solution that continues
-  reduction: reductions.Reduction = "product"  # of step scores to the score of a solution
+  reduction: reductions.Reduction = "product"  # from step scores to a solution's score
   lookahead: config_lib.Count = 1  # steps that --search=lookahead looks ahead
-  max_steps: config_lib.Count = 40  # of a solution, in a search
-  max_step_tokens: config_lib.Count = 256  # of a step, in a search; a longer one is cut off
+  max_steps: config_lib.Count = 40  # limit of steps of a solution, in a search
+  max_step_tokens: config_lib.Count = 256  # in a search, longer steps are cut off
   hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
 
 
@@ -124,7 +124,7 @@ def check(args: Args) -> None:
 
 
 def load_reward_model(args: Args, contexts: int):
-  """Loads the reward model of a search of `contexts` problems at once."""
+  """Loads the reward model for a search of `contexts` problems at once."""
   import jax
 
   from prm_jax.generation.cached_scorer import CachedScorer

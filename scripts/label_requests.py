@@ -4,11 +4,12 @@
   python scripts/label_requests.py --answers=answers.jsonl --requests=requests.jsonl \\
     --output=labels.jsonl
 
-The first command chooses solutions of a scored file (of score.py, with `is_correct`) by --rule,
+The first command chooses solutions of a scored file (from score.py, with `is_correct`) by --rule,
 --count of each problem, or in all with --globally.  It writes requests in random order, mixes in
-quality-control items of known labels, and asks two labellers for some solutions.  The requests show
-problem and steps only; requests.key.jsonl, beside them, has the rest.  For another round, after
-retraining, give the labels of the rounds before as --labelled: their solutions are not asked again.
+quality-control items with known labels, and asks two labellers about some solutions.  The requests
+show only problem and steps; requests.key.jsonl, beside them, holds everything else.  For another
+round, after retraining, pass the labels of earlier rounds as --labelled: their solutions are not
+asked again.
 
 The second command reads answers {"request": ID, "labeller": NAME, "labels": [1, 0, -1]}, leaves out
 labellers who agree with less than 75 % of quality control, prints the agreement of labellers, and
@@ -31,17 +32,17 @@ from prm_jax.runtime import command_line, json_lines, storage
 
 @dataclasses.dataclass(frozen=True)
 class Args(config_lib.Checked):
-  output: pathlib.Path
+  output: pathlib.Path  # requests, or with --answers, labelled solutions
   input: pathlib.Path | None = None  # scored candidates to choose from
-  # how solutions are chosen: docs/labelling.md
+  # How solutions are chosen; docs/labelling.md describes the rules.
   rule: Literal["uniform", "convincing", "entropy", "uncertain", "coverage"] = "convincing"
   neutral: Literal["positive", "negative"] = "positive"  # how neutral counts, as in training
   count: config_lib.Count = 1  # solutions of each problem
-  globally: bool = False  # count is of all problems together
-  labelled: tuple[pathlib.Path, ...] = ()  # labels of earlier rounds, not to be asked again
+  globally: bool = False  # choose --count solutions of all problems together
+  labelled: tuple[pathlib.Path, ...] = ()  # labels of earlier rounds, not asked again
   quality_control: pathlib.Path | None = None  # lines with problem, steps and exact labels
   shared: config_lib.Share = 0.1  # share of the chosen solutions that two labellers label
-  seed: config_lib.Whole = 0
+  seed: config_lib.Whole = 0  # of the choice and the order
   answers: pathlib.Path | None = None  # answers to read, in place of --input
   requests: pathlib.Path | None = None  # the requests that were answered
 

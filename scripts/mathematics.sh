@@ -7,12 +7,12 @@
 #   --source=DIR       PRM800K's files, or a part of them, with math_splits/test.jsonl
 #   --scale=cpu        a file of configs/mathematics: models, problems, settings
 #   --output=DIR       default: runs/mathematics-SCALE
-#   --generator=DIR    the language model that writes
-#   --base=DIR         base model of the reward models; several: --base=DIR --base=DIR
+#   --generator=DIR    the language model that writes solutions
+#   --base=DIR         base model of the reward models; repeat it for several
 #   --problems=N       number of problems to report on
-#   --n=N              number of solutions of each
+#   --n=N              number of solutions of each problem
 #   --benchmark=DIR    published files of ProcessBench, to judge the models on as well
-#   --settings         only compare the scale's sampling settings, on problems not reported on
+#   --settings         only compare the scale's sampling settings, on problems outside the report
 # Relative paths start at the project's folder.
 # The same command resumes an interrupted run; other settings need another --output.  It takes
 # hours on two CPU cores, and minutes with --scale=smoke.  The results are
@@ -44,13 +44,13 @@ scale_file=configs/mathematics/$scale.sh
 if [ -n "$benchmark" ]; then
   threshold_data=$(ls "$benchmark"/gsm8k.{jsonl,json} 2>/dev/null | head -n 1 || true)
   [ -n "$threshold_data" ] ||
-    fail "--benchmark=$benchmark: there is no gsm8k.jsonl or gsm8k.json, which finds the threshold"
+    fail "--benchmark=$benchmark: there is no gsm8k.jsonl or gsm8k.json to find the threshold on"
 fi
 source "$scale_file"
 for ((i = 0; i < ${#given[@]}; i += 2)); do printf -v "${given[i]}" %s "${given[i + 1]}"; done
 [ ${#given_bases[@]} = 0 ] || bases=("${given_bases[@]}")
 twice=$(basename -a "${bases[@]}" | sort | uniq -d)
-[ -z "$twice" ] || fail "two base models are named $twice, which names the folder of their results"
+[ -z "$twice" ] || fail "two base models are named $twice, as is the folder of results: rename one"
 out=${out:-runs/mathematics-$scale}
 origin=$(cd -- "$source" >/dev/null 2>&1 && pwd -P || echo "$source")
 made="--scale=$scale --generator=$generator --problems=$reported --n=$n"
@@ -62,7 +62,7 @@ moved: correct $out/made_with)"
 fi
 if [ -z "${python-}" ]; then # tests set it
   source scripts/environment.sh
-  environment .venv '[train,tensorboard,gguf]' # as quickstart.sh: each would replace another's
+  environment .venv '[train,tensorboard,gguf]' # as in quickstart.sh, or each would replace it
 fi
 # Large pages: a tenth faster on CPUs (docs/benchmarks.md, "Training").
 export GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1}
@@ -71,7 +71,7 @@ say() { echo "[$(printf '%5d' $((SECONDS - began))) s] $*" >&2; }
 run() { # run OUTPUT SCRIPT FLAGS...: skips the script if the output exists
   [ -e "$1" ] || "$python" "scripts/$2.py" "${@:3}"
 }
-read_with() { # the same for a script that reads solutions with a reward model
+read_with() { # the same for a script that runs a reward model
   JAX_NUM_CPU_DEVICES=$cpu_devices run "$@"
 }
 
@@ -81,7 +81,7 @@ for model in "$generator" "${bases[@]}"; do
 done
 run "$out/problems" split_problems --source="$source" --output="$out/problems" --seed=0 \
   --reported="$reported" --own="$own" --training="$training" ${levels[@]:+--levels "${levels[@]}"}
-# Not earlier: a try that failed must not bind the next one.
+# Written only here, so that a failed try does not bind the next one.
 echo "${made% --source=*} --source=$origin" > "$out/made_with"
 
 if $only_settings; then

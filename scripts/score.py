@@ -18,9 +18,9 @@ After an interruption the same command continues where it stopped.
 
 A published model is a hub directory (config.json, safetensors, tokenizer).  --readout says how it
 is prompted and where it is read: qwen2.5-math-prm, math-shepherd, rlhflow, skywork-o1-prm, trl or
-trl-joined.  These have two classes, so "0" gets probability 0.  A directory of export.py needs no
-readout.  With --model or --readout, OUTPUT.contract.json says how the model was read; other runs
-remove that file.
+trl-joined.  These have two classes, so "0" gets probability 0.  A directory written by
+export.py needs no readout.  With --model or --readout, OUTPUT.contract.json says how the model was
+read; other runs remove that file.
 
 --readout=implicit reads two language models of one tokenizer: P(right) of a step is the sigmoid of
 beta * log(pi / pi_ref), summed over its tokens (Yuan et al. 2024; docs/rewards.md).  Each is a hub
@@ -45,8 +45,8 @@ from prm_jax.scoring import options
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Args(options.RewardModel):
   input: pathlib.Path  # candidate solutions
-  output: pathlib.Path  # the same with scores
-  skip_cut_off: bool = False  # no scores for candidates with `finished` false
+  output: pathlib.Path  # the same lines with scores
+  skip_cut_off: bool = False  # do not score candidates with `finished` false
   merge: bool = True  # encode shared prefixes of candidates once; False: for comparison
   hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
 
@@ -87,7 +87,7 @@ def main() -> None:
     if described:
       about.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
   if not described and distributed.is_first():
-    note.unlink(missing_ok=True)  # of an earlier run, whose scores are gone
+    note.unlink(missing_ok=True)  # it describes overwritten scores
   seconds = time.perf_counter() - started
   print(f"{count:,} solutions in {seconds:.1f} s -> {args.output}", file=sys.stderr)
 

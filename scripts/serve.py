@@ -7,8 +7,8 @@
 
 An answer has the `rating_probs` and `prm_score` of each solution (`orm_score` of an outcome model),
 the numbers that score.py writes.  Solutions of many requests share batches.  The server prints its
-address when it is ready; --port=0 takes a free port.  SIGTERM and Ctrl-C end it after all requests
-that it has are answered.  docs/serving.md describes the requests and their limits.
+address when it is ready; --port=0 takes a free port.  On SIGTERM or Ctrl-C it answers all accepted
+requests, then stops.  docs/serving.md describes the requests and their limits.
 
 There is no password and no encryption: leave --host as it is, or put a proxy in front.
 """
@@ -30,8 +30,8 @@ from prm_jax.scoring import options
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Args(options.RewardModel):
-  host: str = "127.0.0.1"
-  port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+  host: str = "127.0.0.1"  # address to listen on
+  port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000  # 0: a free port
 
 
 def main() -> None:
