@@ -232,6 +232,9 @@ def test_prm_bench_takes_error_steps_beyond_the_last(tmp_path):
   write_lines(tmp_path / "a.jsonl", [row, row])  # the second has the same id
   (solution,) = read("prm_bench", tmp_path)
   assert list(solution.labels) == [1, -1]
+  write_lines(tmp_path / "a.jsonl", [prm_bench_line("circular", [2, 0])])  # counted from 0
+  with pytest.raises(BadLine, match=r'a\.jsonl:1: "error_steps\[1\]" is 0'):
+    read("prm_bench", tmp_path)
 
 
 def test_prm_bench_resamples_all_wordings_of_a_problem_together(tmp_path):

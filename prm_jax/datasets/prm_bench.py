@@ -3,6 +3,8 @@
 github.com/ssmisya/PRMBench, Apache-2.0.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from prm_jax.datasets.benchmarks import Benchmark, Steps, url_infos
@@ -23,7 +25,7 @@ class Line(msgspec.Struct):
   modified_question: json_lines.Text
   original_process: Steps
   modified_process: Steps
-  error_steps: list[int]  # from 1; a few are beyond the last step
+  error_steps: list[Annotated[int, msgspec.Meta(ge=1)]]  # a few are beyond the last step
 
 
 BENCHMARK = Benchmark(
