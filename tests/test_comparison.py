@@ -118,6 +118,18 @@ def test_cut_off_candidates_need_no_scores(compared, files, tmp_path):
   assert comparison.compare(comparison.read(graded, fewer)) == compared
 
 
+def test_a_score_that_only_a_cut_off_candidate_lacks_is_an_error(files, tmp_path):
+  """A scored file that says "cut off", where the graded file does not, lacks a score."""
+  graded, models = files
+  rows = read_lines(models["other"])
+  at = next(i for i, row in enumerate(rows) if row["finished"] and not row["is_correct"])
+  bare = {key: value for key, value in rows[at].items() if key not in SCORES}
+  rows[at] = bare | {"finished": False}
+  path = write_lines(tmp_path / "scored.jsonl", rows)
+  with pytest.raises(BadLine, match=r"scored\.jsonl: lacks scores .*graded\.jsonl"):
+    comparison.read(graded, {"other": path})
+
+
 def test_votes_weigh_by_the_reduction_that_ranks(files, candidates):
   """The weight of a model's vote is the probability that ranks, under every reduction."""
   soft = comparison.read(*files, "soft_min")

@@ -98,7 +98,7 @@ def read(
     neutral: how a neutral step counts, "positive" or "negative".
 
   Raises:
-    BadLine: a record is wrong; or a file has other candidates, or no scores.
+    BadLine: a record is wrong; or a file has other candidates, or lacks scores.
     ValueError: a name asks for an unknown reduction, or is in `RESERVED`.
   """
   scores: dict[str, np.ndarray] = {}
@@ -118,15 +118,15 @@ def read(
     warnings += reranking.contradictions(content, by_method[file])
   for name, file in scored.items():
     available = by_method[file]
-    if named[name]:
-      score = available.get(f"prm_{named[name]}")
-    else:
-      score = available.get(f"prm_{reduction}", available.get("orm"))
+    orm = None if named[name] else available.get("orm")
+    score = available.get(f"prm_{named[name] or reduction}", orm)
     if score is None and not samples.valid.any():
       score = np.zeros(samples.correct.shape)  # all were cut off, and score.py skipped them
     if score is None:
       needed = "no rating_probs" if named[name] else "neither rating_probs nor orm_score"
       raise BadLine(f"{file}: {needed}, for {name}")
+    if np.isnan(score[samples.valid]).any():
+      raise BadLine(f"{file}: lacks scores of candidates that were not cut off in {path}")
     scores[name] = score
     models[name] = np.minimum(np.exp(score), 1) if "prm_product" in available else score
   given, lacking = _given(path, samples)
