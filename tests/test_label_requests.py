@@ -152,6 +152,8 @@ def test_scored_lines_may_be_undecided_or_cut_off(tmp_path):
   assert item.steps == ["a", "b"] and item.is_correct is None
   with pytest.raises(BadLine, match=r"a.jsonl:1: .*1 step_std of 2 steps"):
     lib.choose(write_scored(path, step_std=[0.1]), "uncertain", 1, 0)
+  with pytest.raises(BadLine, match=r'a.jsonl:1: "finished" is 0: expected bool'):
+    lib.choose(write_scored(path, finished=0), "uncertain", 1, 0)
   with pytest.raises(
     BadLine, match=r"a.jsonl:1: .*expected probabilities"
   ):  # not read as a right step

@@ -290,6 +290,10 @@ def test_a_wrong_line_is_an_error_before_any_is_scored(tmp_path, monkeypatch):
   unused = types.SimpleNamespace(contract=tiny.contract())  # no `by_head`
   with pytest.raises(BadLine, match=f'{path}:2: no "problem"'):
     next(candidates.rated(path, unused, ""))
+  for key in ("finished", "is_correct", "final_answer_correct"):
+    write_lines(path, [{"problem": "p", "steps": ["a"], key: "false"}])
+    with pytest.raises(BadLine, match=f"{path}:1: \"{key}\" is 'false': expected bool"):
+      next(candidates.rated(path, unused, ""))
 
 
 def test_scores_of_an_earlier_model_are_replaced(scorer):

@@ -25,6 +25,9 @@ class Keys(msgspec.Struct):
 
   problem: json_lines.Text
   steps: Annotated[list[json_lines.Text], msgspec.Meta(min_length=1)]
+  is_correct: bool | None = None
+  final_answer_correct: bool | None = None  # ProcessBench's name of it
+  finished: bool | None = None
 
 
 def solution(record: dict[str, Any], separator: str, where: str) -> tuple[str, tuple[str, ...]]:

@@ -221,6 +221,7 @@ class Scored(ScoredSteps, kw_only=True):
   steps: Steps
   is_correct: bool | None  # None: undecided, counts as wrong
   rating_probs: candidate_table.Ratings
+  finished: bool | None = None
 
   def __post_init__(self):
     self.check(self.steps)
