@@ -115,7 +115,7 @@ def own_side(args: Args, texts: list[str]) -> dict:
   make = prompts.maker("chat", engine.tokenizer)
   asked = [make(text, i) for i, text in enumerate(texts)]
   limits, sampling = Limits(args.max_new_tokens), Sampling(args.temperature)
-  ids = [engine.encode(prompt) for prompt in asked]
+  ids = engine.encode(asked)
   generate = lambda engine: engine.generate(asked, args.samples, sampling, limits)
   # Compiles everything at the same shapes: each sample ends with its first token.
   brief = dataclasses.replace(engine, end_tokens=frozenset(range(engine.tokenizer.vocab_size)))

@@ -414,6 +414,9 @@ def test_a_line_without_a_problem_is_an_error_with_its_place(tmp_path):
   path.write_text('{"problem": "a"}\n{"text": "b"}\n')
   with pytest.raises(BadLine, match=r"p.jsonl:2: no \"problem\""):
     samples.read(path)
+  write_lines(path, [{"problem": "p", "answer": 204}])  # grade.py would refuse each sample
+  with pytest.raises(BadLine, match=r':1: "answer" is 204: expected str'):
+    samples.read(path)
 
 
 def asking(path, out, url) -> list[str]:

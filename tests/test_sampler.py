@@ -20,7 +20,7 @@ from prm_jax import config as config_lib
 from prm_jax.generation import cache as cache_lib
 from prm_jax.generation import sampler as sampler_lib
 from prm_jax.generation import sampling
-from prm_jax.generation.engines import Limits, Prompt
+from prm_jax.generation.engines import Limits, Prompt, PromptError
 from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.sampling import Sampling
 from prm_jax.model import sharding as sharding_lib
@@ -132,7 +132,7 @@ def test_prompts_that_share_a_context_give_the_same_tokens():
 
   def tokens(batch: int, contexts: int):
     engine = sampler("everything", batch=batch)
-    encoded = [*map(engine.encode, prompts)]
+    encoded = engine.encode(prompts)
     assert len(sampler_lib._chains(encoded, max(batch // 4 // 3, 1))) == contexts
     return {(x.prompt, x.sample): x.tokens for x in engine.generate(prompts, 3, FREE, LIMITS)}
 
@@ -157,6 +157,15 @@ def test_the_mesh_of_a_sampler_is_not_its_callers():
   some = sampler().generate([Prompt("", "x", "\n", 0)], 2, FREE, LIMITS)
   next(some)
   assert jax.sharding.get_abstract_mesh() == own
+
+
+def test_a_prompt_of_too_many_tokens_is_refused(monkeypatch):
+  """The cost of a line is bounded: nothing is computed for a text that no context holds."""
+  monkeypatch.setattr(sampler_lib, "MAX_PROMPT", 20)
+  prompts = [Prompt("", text, "", 0) for text in ("x", "x" * 30)]
+  with pytest.raises(PromptError, match=r"a prompt of 31 tokens, .*expected 1 to 20") as error:
+    next(sampler().generate(prompts, 1, FREE, LIMITS))
+  assert error.value.refused.keys() == {1}
 
 
 def test_nan_of_the_language_model_is_an_error():

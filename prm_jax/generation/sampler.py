@@ -26,7 +26,7 @@ from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import sampling as sampling_lib
 from prm_jax.generation.cache import Cache
 from prm_jax.generation.cached_decoder import Slots, Weights
-from prm_jax.generation.engines import Completion, Limits, Prompt
+from prm_jax.generation.engines import Completion, Limits, Prompt, PromptError
 from prm_jax.generation.places import power_of_two, size
 from prm_jax.generation.sampling import Sampling
 from prm_jax.input_pipeline.tokenizers import Tokenizer
@@ -35,6 +35,7 @@ from prm_jax.runtime import compiler_options, json_lines
 from prm_jax.scoring.language_model import LanguageModel
 from prm_jax.training import checkpoint as checkpoint_lib
 
+MAX_PROMPT = 2**17  # tokens, the longest context of public models: bounds the cost of a line
 LEAST_PLACES = 64  # of a context; a search's contexts begin as a multiple
 RING = 256  # initial places of a ring; a step reads all of them, so rings grow only when needed
 
@@ -128,11 +129,11 @@ class Sampler:
     """Implements `Engine.generate`.
 
     Raises:
-      ValueError: a prompt is empty, or has tokens that the model lacks.
+      PromptError: as `encode`, before any completion.
     """
     if not prompts:
       return
-    encoded = [self.encode(prompt) for prompt in prompts]
+    encoded = self.encode(prompts)
     self.check_length(max(map(len, encoded)) + limits.max_new_tokens)
     B, T = self.batch, min(limits.max_new_tokens, RING)
     chains = _chains(encoded, max(B // 4 // n, 1))
@@ -191,16 +192,23 @@ class Sampler:
         stacklevel=3,
       )
 
-  def encode(self, prompt: Prompt) -> list[int]:
-    """Returns a prompt's tokens; ValueError if there are none, or one that the model lacks."""
-    ids = prompts_lib.encode(prompt, self.tokenizer)
+  def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Returns the tokens of each prompt.
+
+    Raises:
+      PromptError: prompts are empty or too long, or have tokens that the model lacks.
+    """
     rows = self.weights["embedding"].shape[0]
-    if not ids or max(ids) >= rows:
-      raise ValueError(
-        f"a prompt of tokens {ids[:5]}...: expected at least one, each below the {rows} rows of "
-        "the embedding"
-      )
-    return ids
+    encoded = [prompts_lib.encode(prompt, self.tokenizer) for prompt in prompts]
+    expected = f"expected 1 to {MAX_PROMPT:,}, each below the {rows} rows of the embedding"
+    refused = {
+      i: f"a prompt of {len(ids):,} tokens, {ids[:5]}...: {expected}"
+      for i, ids in enumerate(encoded)
+      if not 0 < len(ids) <= MAX_PROMPT or max(ids) >= rows
+    }
+    if refused:
+      raise PromptError(refused)
+    return encoded
 
   def _completion(
     self, sample: _Sample, limits: Limits, may_end: Callable[[int], bool]

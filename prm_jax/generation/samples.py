@@ -40,9 +40,11 @@ Problem = dict[str, Any]  # a record with `problem`, whose keys go to each sampl
 
 
 class Line(msgspec.Struct):
-  """The key read from a problem's record."""
+  """The keys of a problem's record that are read, or that grade.py reads of each sample."""
 
   problem: json_lines.Text
+  ground_truth_answer: json_lines.Text | None = None
+  answer: str | None = None  # the ground truth, if there is no other
 
 
 def read(path: pathlib.Path) -> list[Problem]:

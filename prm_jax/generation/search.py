@@ -148,10 +148,10 @@ class Search:
     """Searches for solutions of all prompts; yields each result as soon as it is complete.
 
     Raises:
-      PromptError: a problem is too long for the reward model.
-      ValueError: a prompt has no tokens or unknown ones, or the reward model gives NaN.
+      PromptError: as `Sampler.encode`, or a problem is too long for the reward model.
+      ValueError: the reward model gives NaN.
     """
-    encoded = [self.sampler.encode(prompt) for prompt in prompts]
+    encoded = self.sampler.encode(prompts)
     longest = max(map(len, encoded), default=1)
     self.sampler.check_length(longest + self.writing.limits.max_new_tokens)
     waiting = collections.deque(range(len(prompts)))
