@@ -199,6 +199,22 @@ def test_an_error_is_one_line(tmp_path, flags, message):
   assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
 
 
+def test_an_empty_path_is_no_folder(tmp_path):
+  """A flag with the value of an unset variable writes nothing to the current folder."""
+  lines = write_lines(tmp_path / "a.jsonl", generated())
+  for flags in (["--output_dir="], ["--output-dir", ""]):
+    done = run_script("rerank.py", f"--input={lines}", *flags, code=2)
+    assert done.stderr.startswith(f"rerank.py: {flags[0].rstrip('=')}=: an empty path")
+
+
+def test_help_ends_in_a_narrow_terminal():
+  command, env = (
+    [sys.executable, ROOT / "scripts/view.py", "--help"],
+    ENVIRONMENT | {"COLUMNS": "1"},
+  )
+  assert not subprocess.run(command, env=env, timeout=60, stdout=subprocess.DEVNULL).returncode
+
+
 def test_a_closed_pipe_is_no_error():
   """A script whose output's reader ends early, as in `rerank.py ... | head`, prints no error."""
   code = "from prm_jax.runtime import exits; exits.run(lambda: print(10**6 * str(0)))"

@@ -21,6 +21,8 @@ from prm_jax.runtime import exits
 # Added to the flags that tyro lists, as it never sees this one.
 CONFIG = "  --config=FILE    required: Python whose config() gives the defaults of all --config.*"
 
+LEAST_WIDTH = 20  # columns of --help: in fewer than 5, tyro never ends
+
 Args = TypeVar("Args")
 
 
@@ -105,6 +107,12 @@ def parse(args: type[Args], description: str | None = None) -> Args:
   for text in (*argv, os.getcwd()):
     if not text.isascii() and text != text.encode(errors="replace").decode():
       _wrong_flag(f"{text!r}: not UTF-8, which libraries for data and checkpoints need")
+  hints = get_type_hints(args)
+  paths = {"--config", *(f"--{name}" for name in hints if "Path" in str(hints[name]))}
+  for text, after in zip(argv, [*argv[1:], None]):
+    flag, equals, value = text.partition("=")
+    if _name(flag) in paths and (value if equals else after) == "":  # pathlib reads it as "."
+      _wrong_flag(f"{flag}=: an empty path: is a variable of the shell not set?")
   switches = {f"--{field.name}" for field in fields if field.default is False}
   argv = [
     f"{flag}=True" if _name(flag) in switches and after not in ("True", "False") else flag
@@ -115,12 +123,12 @@ def parse(args: type[Args], description: str | None = None) -> Args:
     file.add_argument("--config", metavar="FILE", required=not {"-h", "--help"} & set(argv))
     known, argv = file.parse_known_args(argv)
     required = [field.name for field in fields if field.default is dataclasses.MISSING]
-    if known.config == "":
-      _wrong_flag("--config=: an empty path: is a variable of the shell not set?")
     experiment = read(known.config) if known.config else config_lib.Experiment()
     description = f"{description}\n\n{CONFIG}"
     default = args(**dict.fromkeys(required, tyro.MISSING_NONPROP), config=experiment)
-  description = _wrapped(description, shutil.get_terminal_size().columns)
+  if (width := shutil.get_terminal_size().columns) < LEAST_WIDTH:
+    os.environ["COLUMNS"] = str(width := LEAST_WIDTH)
+  description = _wrapped(description, width)
   if tyro_strings := getattr(tyro, "_strings", None):
     # Its own function keeps line breaks of the source, and would undo those of `description`.
     tyro_strings.remove_single_line_breaks = lambda x: x if x == description else _wrapped(x)
