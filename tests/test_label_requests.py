@@ -136,6 +136,15 @@ def test_a_second_answer_is_an_error():
     lib.collect(asked, answers(asked, "a", careful) * 2)
 
 
+def test_two_requests_of_one_name_are_an_error(tmp_path):
+  """The labels of one would go to the other."""
+  write_lines(tmp_path / "r.key.jsonl", [{"request": "a", "kind": "single"}])
+  lines = [{"request": "a", "problem": problem, "steps": ["x"]} for problem in "pq"]
+  path = write_lines(tmp_path / "r.jsonl", lines)
+  with pytest.raises(BadLine, match=r"r\.jsonl:2: request a is there before"):
+    lib.read(path)
+
+
 def write_scored(path, **changed):
   """Writes a scored line; returns the path."""
   line = {"problem": "p", "steps": ["a", "b"], "is_correct": True}

@@ -320,14 +320,24 @@ def write(asked: Sequence[tuple[Request, Key]], requests: IO[str], keys: IO[str]
 
 
 def read(path: pathlib.Path) -> list[tuple[Request, Key]]:
-  """Reads the requests of a file, each with its key; BadLine if a request has no key."""
-  keys = {about.request: about for _, about in json_lines.structs(key(path), Key)}
+  """Reads the requests of a file, each with its key; BadLine: one has no key, or is there twice."""
+  keys = _by_name(key(path), Key)
   asked = []
-  for where, request in json_lines.structs(path, Request):
-    if request.request not in keys:
-      raise json_lines.BadLine(f"{where}: request {request.request} is not in {key(path)}")
-    asked.append((request, keys[request.request]))
+  for name, (where, request) in _by_name(path, Request).items():
+    if name not in keys:
+      raise json_lines.BadLine(f"{where}: request {name} is not in {key(path)}")
+    asked.append((request, keys[name][1]))
   return asked
+
+
+def _by_name(path: pathlib.Path, kind: type[Any]) -> dict[str, tuple[str, Any]]:
+  """Returns place and content of a file's lines by their `request`; BadLine: two have the same."""
+  found: dict[str, tuple[str, Any]] = {}
+  for where, line in json_lines.structs(path, kind):
+    if line.request in found:
+      raise json_lines.BadLine(f"{where}: request {line.request} is there before")
+    found[line.request] = where, line
+  return found
 
 
 def table(report: dict[str, Any]) -> list[str]:
