@@ -18,7 +18,7 @@ import pathlib
 from typing import Literal
 
 from prm_jax import config as config_lib
-from prm_jax.evaluation import page, scored_samples
+from prm_jax.evaluation import candidate_table, page, scored_samples
 from prm_jax.runtime import command_line, json_lines, storage
 
 MAX_SOLUTIONS = 100_000
@@ -60,15 +60,17 @@ def main() -> None:
 
 
 def read(args: Args, labels: dict) -> list[page.Problem]:
-  """Returns the problems of the input; raises BadLine at a line that is not a candidate."""
-  records, groups = [], set()
+  """Returns the problems; raises BadLine: no candidate, or two problems with one unique_id."""
+  records, groups = [], {}
   for place, record in scored_samples.candidates(args.input, progress=True):
     where = scored_samples.place(args.input, *place[:2])
     json_lines.convert(record, page.Record, where)
     group = record.get("unique_id") or record["problem"]
     if group not in groups and len(groups) == args.problems:
       continue  # a later line may have another candidate of a problem that is shown
-    groups.add(group)
+    about = {"problem": record["problem"]}
+    known = groups.setdefault(group, about)
+    candidate_table.union(known, about, "before for the same unique_id", f"{where}: ")
     records.append(record)
     if len(records) > MAX_SOLUTIONS:
       raise ValueError(f"{args.input}: over {MAX_SOLUTIONS:,} solutions; give --problems=N")

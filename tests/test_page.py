@@ -297,6 +297,9 @@ def test_view_py_counts_labels_and_names_a_bad_line(tmp_path):
   completed = call_script("view.py", *flags, code=1)
   assert "0 rating_probs of 1 steps" in completed.stderr
   assert "scored.jsonl:1" in completed.stderr
+  write_lines(source, [{"problem": problem, "unique_id": "u"} for problem in "pq"])
+  completed = call_script("view.py", *flags, code=1)
+  assert "scored.jsonl:2: \"problem\" is 'q', but 'p' before" in completed.stderr
 
 
 def test_labels_of_first_steps_are_shown(tmp_path):
