@@ -12,7 +12,7 @@ Shapes: P problems, M candidates of each, K values of N, S solutions, T steps of
 
 Steps to solutions.  A process reward model gives each step the probabilities of the ratings
 -1, 0, 1.  The probability that every step is right is their product.  `reduce_steps` works in log
-space, on the steps of all solutions laid end to end; here, two solutions of one problem:
+space, on the steps of all solutions laid end to end.  Here are two solutions of one problem:
 
   >>> rating_probs = np.array([[0.1, 0.1, 0.8], [0.5, 0.0, 0.5], [0.2, 0.0, 0.8]], np.float32)
   >>> steps = agg.step_log_scores(rating_probs, neutral="positive")
@@ -21,7 +21,7 @@ space, on the steps of all solutions laid end to end; here, two solutions of one
   [0.45 0.8 ]
 
 Solutions to curves.  Two problems of four candidates.  The last candidate of the second problem
-never reached an answer, so it is missing: it counts as drawn, and is never picked.
+never reached an answer, so it is missing: it may be drawn, but is never picked.
 
   >>> scores = np.array([[0.9, 0.7, 0.4, 0.2], [0.8, 0.8, 0.3, 0.0]], np.float32)
   >>> correct = np.array([[1, 0, 1, 0], [1, 0, 0, 0]], bool)
@@ -41,10 +41,10 @@ and nothing above it is, so
 where a_d is the mean correctness of the candidates tied with depth d.  **Tied scores share the
 pick evenly**, whatever their order in the file: above, two candidates score 0.8 and one of them is
 right, which gives 0.5 at N = 4.  Ties matter, as scores rounded to bfloat16 tie by the hundred.
-Float64 scores that differ by rounding alone tie after `join_ties`.
+`join_ties` makes float64 scores that differ only by rounding tie.
 
 pass@N, the oracle, is 1 - C(M-c, N) / C(M, N) with c right candidates; `all_correct_at_n` is
-C(c, N) / C(M, N).  Leave out `n` for every N = 1..M, at little more cost.
+C(c, N) / C(M, N).  Without `n`, results have every N = 1..M, at little more cost.
 
 Voting.  The answer that most of the N give wins, and tied answers share the win evenly.  This
 expectation is exact too: a Fourier sum computed on the host.

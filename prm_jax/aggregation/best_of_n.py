@@ -82,9 +82,10 @@ def _right_on_top(correct, valid, sizes):
 
 
 def _expected(rank, n, correct, valid, sizes, *scores) -> jax.Array:
-  """Returns the expectation `[P, K]` over draws of N from what `rank` returns `[P, M]`, best last.
+  """Returns the expected correctness `[P, K]` of the best of N candidates.
 
-  `rank` takes the scores, if there are any, then correct, valid and sizes.
+  `rank` takes the scores, if there are any, then correct, valid and sizes.  It returns the
+  correctness of each candidate `[P, M]`, the best candidate last.
   """
   p, m = candidates.check_shapes(np.shape([*scores, correct][0]), correct, valid, sizes)
   weights = draw_weights(m, candidates.check_n(n, m), sizes=sizes)
@@ -96,7 +97,7 @@ def _expected(rank, n, correct, valid, sizes, *scores) -> jax.Array:
   length = -(-p // -(-p * m // max(m, BLOCK)))
   parts = []
   for done in range(0, p, length):
-    start = min(done, p - length)  # all blocks have one length, so that nothing compiles twice
+    start = min(done, p - length)  # blocks have one length, so that only one is compiled
     block = slice(start, start + length)
     ranked = rank(*(None if x is None else x[block] for x in arrays))
     own = weights if arrays[-1] is None else dataclasses.replace(weights, row=row[block])

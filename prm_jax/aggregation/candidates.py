@@ -45,7 +45,7 @@ def check_n(n: Sequence[int] | None, m: int) -> np.ndarray:
 def check_shapes(shape, correct, valid, sizes) -> tuple[int, int]:
   """Returns `(P, M)`; raises ValueError if shapes disagree or a dtype or value is wrong."""
   if len(shape) != 2 or not all(shape):
-    raise ValueError(f"candidates {tuple(shape)}: expected [P, M] with at least one of each")
+    raise ValueError(f"candidates {tuple(shape)}: expected [P, M] with at least 1 of each")
   for name, array in (("correct", correct), ("valid", valid)):
     if array is None:
       continue
@@ -67,7 +67,7 @@ def check_shapes(shape, correct, valid, sizes) -> tuple[int, int]:
 
 
 def mask(correct, valid, sizes) -> tuple[jax.Array, jax.Array]:
-  """Returns bool `[P, M]` `correct`, False where missing, and `valid`, False beyond `sizes`."""
+  """Returns `correct`, False where missing, and `valid`, False beyond `sizes`: bool `[P, M]`."""
   correct = jnp.asarray(correct).astype(bool)
   valid = jnp.ones(correct.shape, bool) if valid is None else jnp.asarray(valid).astype(bool)
   if sizes is not None:

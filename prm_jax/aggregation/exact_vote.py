@@ -14,10 +14,10 @@ As int u^t du = 1 / (t+1), the integral gives c an even share when t others tie 
 expected correctness is the sum over the right answers c.
 
 Four approximations make this cheap, and each leaves out less than about 1e-10: only the k at which
-c may win are summed (`_contests`); answers that hardly reach k enter to first order
+c may win are summed (`_contests`); answers unlikely to reach k enter to first order
 (`_small_answers`); the integral takes few nodes (`_quadrature`); and few angles matter, as phi_c
-falls off like the transform of a Gaussian (`_angles`).  Values of N close together share one phi_c,
-and answers of equal size are one factor to a power.
+falls off like the transform of a Gaussian (`_angles`).  Nearby values of N share one phi_c, and
+answers of equal size share one factor, raised to a power.
 
 The error is below 3e-12 against integer arithmetic at M = 60..300 and below 3e-11 at M = 1860; at
 1e6, where log-factorials round, the chances of all answers sum to 1 within 2e-9.  500 problems x
@@ -34,9 +34,9 @@ import numpy as np
 from prm_jax.aggregation import candidates
 
 NEGLIGIBLE = 1e-11  # the most that an omitted term may add to a probability
-DEVIATIONS = 8.0  # a binomial strays further with probability e^(-8^2 / 2) = 1e-14
+DEVIATIONS = 8.0  # a binomial strays further with probability about e^(-8^2 / 2) = 1e-14
 SPAN = 6.0  # standard deviations of S that values of N sharing one phi_c may span
-FEW_ANGLES = 30  # fewer than this are not worth choosing among
+FEW_ANGLES = 30  # with fewer, choosing among them saves nothing
 BLOCK = 2**20  # complex numbers in memory at once, roughly
 NODES = np.array([2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512])
 
@@ -72,11 +72,11 @@ def exact_majority(answer_ids, correct, valid, n, sizes) -> np.ndarray:
 
 
 class _Draw(NamedTuple):
-  """Values of N close together, all conditioned on in one distribution of S."""
+  """Nearby values of N, which share one distribution of S."""
 
   n: np.ndarray  # [K] ascending, below m
   m: int  # candidates
-  p: float  # probability to take a candidate
+  p: float  # probability of taking a candidate
   chance: np.ndarray  # [K] P(S = N)
   angles: int  # L, odd
   log_factorial: np.ndarray  # of 0..m
@@ -93,8 +93,8 @@ class _Contest(NamedTuple):
   k: np.ndarray
   start: int  # c cannot win with more than k[start] votes
   size_c: int  # candidates of c
-  b_c: np.ndarray  # [V]
-  b: np.ndarray  # [R, V]
+  b_c: np.ndarray  # [V] P(X_c = k)
+  b: np.ndarray  # [R, V] P(X_g = k) of an answer of each size
   size: np.ndarray  # [R] descending
   alike: np.ndarray  # [R] the number of answers of each size
   missing: int  # candidates that do not vote, or whose answers are too small to win
@@ -127,7 +127,7 @@ def _one_problem(answers, correct, n, m, log_factorial):
 def _draw(n, m, log_factorial) -> _Draw:
   """Returns the values of N with P(S = N) = C(M, N) p^N (1-p)^(M-N) and the number L of angles.
 
-  The sum over angles takes S = N +- L for S = N, so L puts those 7.5 standard deviations away.
+  The sum over L angles cannot tell S = N +- L from S = N, so L exceeds 7.5 standard deviations.
   """
   p = (n[0] + n[-1]) / 2 / m
   log_ways = log_factorial[m] - log_factorial[n] - log_factorial[m - n]
@@ -156,7 +156,8 @@ def _contests(draw: _Draw, size, alike, right) -> Iterator[tuple[float, _Contest
   slack = DEVIATIONS * np.sqrt(size * variance) + DEVIATIONS**2 / 3
   low = max(1, math.ceil(size[0] * draw.p - slack[0]))
   high = int(min(size[0], size[0] * draw.p + slack[0]))
-  if draw.angles < FEW_ANGLES:  # all angles count; at far ones a sharp cut in k does not vanish
+  # A sharp cut in k leaves phi_c large at far angles, so it needs a sum over all angles.
+  if draw.angles < FEW_ANGLES:
     high = min(high, int(draw.n[-1]))
   able = int((np.minimum(size, size * draw.p + slack) >= low).sum())
   size, alike, right = size[:able], alike[:able], right[:able]
@@ -223,9 +224,9 @@ def _angles(contest: _Contest, draw: _Draw, l):
 def _phi(contest: _Contest, z_k, log_z, tolerance):
   """Returns phi_c `[A]` at A angles, from z^k `[V, A]` and log Z `[A]`.
 
-  The descending k are processed in stretches.  The lower k, the more answers reach it: an answer is
-  an exact factor of the product from the k on at which two answers of its size or smaller reach k
-  with a chance above the tolerance.
+  The descending k are processed in stretches, because more answers reach a lower k.  An answer is
+  an exact factor of the product from the first k that two answers of its size or smaller both
+  reach with a chance above the tolerance.
   """
   chance = (contest.alike[:, None] * contest.b.cumsum(axis=1))[::-1].cumsum(axis=0)[::-1]
   enter = (chance < math.sqrt(tolerance)).sum(axis=1)  # [R] place in k
@@ -254,7 +255,7 @@ def _large_answers(contest: _Contest, large: int, here: slice, z_k, log_z):
 
 
 def _small_answers(contest: _Contest, large: int, here: slice, z_k, log_z):
-  """Returns `below` and `vote`, each `[V, A]`: one factor below + u vote for all other answers.
+  """Returns `below` and `vote`, each `[V, A]`; all other answers make one factor, below + u vote.
 
   The factor also holds the missing candidates.  To first order in b_g, with f candidates in all:
   vote = sum_g Z^(f-m_g) b_g(k) z^k and below = Z^f - sum_{j>=k} vote(j).
@@ -285,7 +286,7 @@ def _quadrature(wins, tied, factors: int, tolerance):
 
     log error = s h (sqrt(1 + x^2) - 1) / 2 - 2 U asinh(x).
 
-  At angles other than 0 the product and the error are smaller.
+  The product and the error are largest at angle 0.
   """
   exact = factors // 2 + 1
   nodes = NODES[: np.searchsorted(NODES, exact)]

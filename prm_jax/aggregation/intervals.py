@@ -13,8 +13,8 @@ PERCENT = (2.5, 97.5)  # ends of a 95 % interval
 def resample_counts(problems: int, resamples: int, seed: int = 0) -> np.ndarray:
   """Returns how often each bootstrap resample holds each problem: float64 `[1 + R, P]`.
 
-  Row 0 is the sample itself, all ones: a statistic of all rows gives the estimate and its
-  resamples.  Use it for statistics other than means, which `bootstrap` handles.
+  Row 0, all ones, is the sample itself, so a statistic of each row gives the estimate and its
+  resamples.  `bootstrap` handles means; use this function for other statistics.
   """
   drawn = np.random.default_rng(seed).multinomial(
     problems, np.full(problems, 1 / problems), resamples
@@ -23,9 +23,9 @@ def resample_counts(problems: int, resamples: int, seed: int = 0) -> np.ndarray:
 
 
 def interval(means: np.ndarray) -> dict[str, list[float | None]]:
-  """Returns mean, low and high `[K]` of means `[1 + R, K]`, of all data and of R resamples.
+  """Returns mean, low and high `[K]` from means `[1 + R, K]`: of all data, then of R resamples.
 
-  None: no value.  The limits leave out resamples without a value.
+  None stands for no value.  The limits ignore resamples without a value.
   """
   ends = np.full((2, means.shape[1]), np.nan)
   known = np.isfinite(means[1:]).any(0)
@@ -113,9 +113,9 @@ def simultaneous_band(
 
   The band is mean -+ critical * standard error.  The critical value is the `level` quantile, over
   resamples of problems, of max_k |resampled mean_k - mean_k| / standard error_k.  Columns of
-  neighbouring N nearly agree, so it is well below a Bonferroni correction: 2.6 over N = 1..1860
-  of one synthetic set, against 1.96 for a single column.  Use the band for claims about a whole
-  curve, or, given differences, about where two curves cross.  It may leave 0..1.
+  neighbouring N nearly agree, so the critical value is well below a Bonferroni correction: 2.6
+  over N = 1..1860 of one synthetic set, against 1.96 for a single column.  Use the band for claims
+  about a whole curve, or, given differences, about where two curves cross.  It may leave 0..1.
 
   Args:
     per_problem: `[P, K]` expected correctness, or differences of two methods; P at least 2.
@@ -123,19 +123,19 @@ def simultaneous_band(
     level: the chance that the whole true curve lies inside.
 
   Returns:
-    low `[K]`, high `[K]` and the critical value, a scalar.  A column equal for all problems has
-    width 0 and does not affect the critical value, which is 0 if every column is such.  A column
-    with a NaN is NaN, and does not affect it either.
+    low `[K]`, high `[K]` and the critical value, a scalar.  A column that is equal for all problems
+    has width 0, and a column with a NaN is NaN.  Neither affects the critical value, which is 0 if
+    every column is equal for all problems.
 
   Raises:
     ValueError: as `bootstrap`; fewer than 2 problems.
   """
   per_problem = _check(per_problem, resamples, level)
   if len(per_problem) < 2:
-    raise ValueError(f"per_problem {per_problem.shape}: a band takes at least 2 problems")
+    raise ValueError(f"per_problem {per_problem.shape}: a band needs at least 2 problems")
   mean = per_problem.mean(axis=0)
-  # The mean of equal values may round, which would give their column a spread; and the spread of
-  # tiny values is 0, as their squares are.
+  # Rounding of the mean would give a column of equal values a spread.  Tiny values have a spread of
+  # 0, because their squares underflow.
   constant = (per_problem == per_problem[0]).all(axis=0)
   error = jnp.where(constant, 0, standard_error(per_problem))
   # In standard errors from the mean, so that the mean of a resample is its deviation.

@@ -23,16 +23,16 @@ def generation_error(
 
     variance = (M-1)/M sum_i (E_without_i - E)^2 = (M-1)/M (N / (M-N))^2 sum_i (h(i) - E)^2.
 
-  It is the noise of generation alone, for these very problems.  The error of a mean over them is
+  This error covers generation alone, for fixed problems.  The error of a mean over them is
   sqrt(sum of squares) / P.  (`standard_error` and `bootstrap` include the choice of problems as
-  well.)  Against regenerated pools the error is right within 5 % up to N = M/20, 10 % too large
-  at M/4 and a third too large at 0.8 M; it is given up to N = M/5.
+  well.)  Compared with regenerated pools, the error is right within 5 % up to N = M/20, 10 % too
+  large at M/4 and a third too large at 0.8 M, so it is returned only up to N = M/5.
 
   Takes the arguments and raises the errors of `best_of_n`.  Memory grows with M x the number of
   values of N.
 
   Returns:
-    `[P, K]`; NaN where N is over a fifth of the problem's candidates.
+    `[P, K]`; NaN where N is over a fifth of the problem's candidates, or where `best_of_n` is NaN.
   """
   scores = check_scores(scores)
   p, m = check_shapes(scores.shape, correct, valid, sizes)
@@ -57,8 +57,8 @@ def generation_error(
 def _errors(keys, size, row, values, whole, rest):
   """Returns the errors `[P, K]` from sorted keys.
 
-  `whole` and `rest` are weights w_d(N) `[U, K, M]`, and problem p uses their row `row[p]`: `whole`
-  for a draw of N from M, `rest` for one of N - 1 from the M - 1 candidates beside a given one.
+  `whole` and `rest` are weights w_d(N) `[U, K, M]`, of which problem p uses row `row[p]`.  `whole`
+  is for a draw of N from M, `rest` for N - 1 from the M - 1 candidates other than a given one.
   """
   keys = keys[:, ::-1]  # best first; missing candidates last, tied, all wrong
   total = over_ties(keys)

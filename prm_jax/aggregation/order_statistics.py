@@ -7,9 +7,9 @@ without replacement, the best candidate drawn is at depth d with probability
 
 For all M values of N these would be M^2 weights.  Two properties avoid that:
 
-  * w_d(N) <= N/M exp(-d N/M), so that N needs only the top REACH M/N depths.  A band holds the
-    values of N of an octave, or of several octaves with few values, to the depth that its
-    smallest N needs; the first band holds all N that need most depths.
+  * w_d(N) <= N/M exp(-d N/M), so N needs only the top REACH M/N depths.  A band covers the values
+    of N in an octave, or in several octaves with few values, down to the depth that its smallest N
+    needs.  The first octave has all N that need at least half of the depths.
   * w_d(N) is a polynomial in N while d + N < M.  An octave full of values, up to N = M/2, is
     evaluated at a few Chebyshev nodes and interpolated.
 
@@ -36,13 +36,13 @@ class DrawWeights:
   """The weights w_d(N) of U different numbers of candidates, in bands of ascending N."""
 
   bands: tuple[np.ndarray, ...]  # [U, J, D] for J values or nodes, depth 0 last
-  interpolation: tuple[np.ndarray | None, ...]  # [J, K] from nodes to values; None: J are values
+  interpolation: tuple[np.ndarray | None, ...]  # [J, K] from nodes to values; None: no nodes
   row: np.ndarray  # [P] the index of each problem in U; [1] where U is 1
   column: np.ndarray | None  # [K] the column of each requested N; None: in order
 
 
 def draw_weights(m: int, n: np.ndarray, sizes) -> DrawWeights:
-  """Returns the weights of every N in `n` `[K]`, for `m` candidates a problem, or `sizes` `[P]`."""
+  """Returns the weights of each N in `n` `[K]`, for problems of `m` or `sizes` `[P]` candidates."""
   different, row = np.array([m]), np.zeros(1, int)
   if sizes is not None:
     different, row = np.unique(sizes, return_inverse=True)
@@ -116,7 +116,7 @@ def expectation(values, weights: DrawWeights) -> jax.Array:
 
   if len(weights.bands[0]) == 1:
     sums = at_nodes(values, 0)
-  else:  # one problem at a time, to copy the weights of only one
+  else:  # one problem at a time, so that the weights are copied for only one
     one = lambda x: [each[0] for each in at_nodes(x[0][None], x[1])]
     sums = jax.lax.map(one, (values, weights.row))
   parts = [

@@ -82,9 +82,9 @@ def sorted_keys(scores, correct, valid, sizes):
 def _keys(scores, correct, valid, sizes):
   """Returns unsorted keys `[P, M]`, and which problems cannot be ordered `[P]`.
 
-  The bits of a float, read as an integer, order its magnitude.  The label takes one bit of the
-  key, so the unused places around zero are closed: a gap is subtracted from the magnitudes of each
-  sign.  An infinity moves to the place next to the largest finite score of its sign.
+  The bits of a float, read as an integer, order its magnitude.  To make room for the label's bit,
+  the unused places around zero are closed: a gap is subtracted from the magnitudes of each sign.
+  An infinity moves to the place next to the largest finite score of its sign.
   """
   if jnp.finfo(scores.dtype).bits < 32:
     scores = scores.astype(jnp.float32)
@@ -128,14 +128,14 @@ def _keys(scores, correct, valid, sizes):
 
 
 def _share_ties_on_host(keys: np.ndarray) -> np.ndarray:
-  """Returns the same as `_share_ties`, by numpy, which can visit the tied candidates alone."""
+  """Does the work of `_share_ties` in numpy, which visits only the tied candidates."""
   flat, m = keys.ravel(), keys.shape[1]
   right = (flat & 1).astype(jax.dtypes.canonicalize_dtype(np.float64))
   changes = np.ones(flat.size + 1, bool)  # whether the score differs from the one before
   changes[1:-1] = (flat[1:] ^ flat[:-1]) > 1
   changes[::m] = True  # where a problem begins
   tied = ~(changes[:-1] & changes[1:])
-  members = right[tied]  # of all ties, laid end to end
+  members = right[tied]  # of all ties, end to end
   begins = np.flatnonzero(changes[:-1][tied])
   length = np.diff(begins, append=members.size)
   right[tied] = np.repeat(np.add.reduceat(members, begins) / length, length)

@@ -25,7 +25,7 @@ def step_log_scores(class_values, neutral: str = "positive", *, logits: bool = F
     `[...]` log scores; -inf for a probability of zero.
 
   Raises:
-    ValueError: the last axis does not have 3 classes, or `neutral` is another word.
+    ValueError: the last axis does not have 3 classes, or `neutral` is unknown.
   """
   class_values = jnp.asarray(class_values)
   if not jnp.issubdtype(class_values.dtype, jnp.floating):
@@ -39,7 +39,7 @@ def step_log_scores(class_values, neutral: str = "positive", *, logits: bool = F
   wrong, right = (wrong, add(zero, one)) if neutral == "positive" else (add(wrong, zero), one)
   if logits:
     return -jax.nn.softplus(wrong - right)
-  # Of a nearly certain step, `right` is rounded to about 1 and `wrong` has all digits.
+  # For a nearly certain step, `right` is rounded to about 1, but `wrong` keeps its digits.
   certain = -jnp.log1p(wrong / jnp.where(right > wrong, right, 1))
   uncertain = jnp.where(right == 0, -jnp.inf, jnp.log(right) - jnp.log(right + wrong))
   return jnp.where(right > wrong, certain, uncertain)
@@ -82,7 +82,7 @@ def reduce_steps(
     )
   names = (how,) if isinstance(how, str) else tuple(how)
   if not names or not set(names) <= set(REDUCTIONS):
-    raise ValueError(f"how={how!r}: expected among {REDUCTIONS}")
+    raise ValueError(f"how={how!r}: expected one or more of {REDUCTIONS}")
   if not jnp.issubdtype(log_probs.dtype, jnp.floating):
     raise ValueError(f"log_probs of dtype {log_probs.dtype}: expected floats")
   if not jnp.issubdtype(solution_ids.dtype, jnp.integer):
@@ -115,11 +115,12 @@ def _reduce(log_probs, solution_ids, num_solutions: int, names: tuple[str, ...],
   relative = log_probs - top[solution_ids]
   # The weights of soft_min are relative to the weakest step's, which is then 1.
   weight = jnp.exp((jnp.exp(least)[solution_ids] - jnp.exp(log_probs)) / temperature)
-  # Near the largest, the mean's distance from it has the digits; far below, the mean itself.
+  # A mean near the largest probability keeps its digits as the distance from it, a smaller one
+  # as the mean itself.
   below = total(jnp.expm1(relative) * weight) / total(weight)
   soft_min = jnp.log(total(jnp.exp(relative) * weight) / total(weight))
   last = over_solution(jax.ops.segment_max, jnp.arange(log_probs.size))
-  scores = {  # the compiler leaves out what nobody asks for
+  scores = {  # the compiler drops those that `names` does not have
     "product": total(log_probs),
     "min": least,
     "mean": top + jnp.log1p(total(jnp.expm1(relative)) / count),

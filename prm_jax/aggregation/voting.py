@@ -1,10 +1,10 @@
 """Majority and weighted voting: exact, or by Monte-Carlo with a standard error.
 
-The estimate draws random orders of the candidates.  The first N of an order are one draw of N, the
-next N another: up to 64 such disjoint blocks make one observation, far less noisy than a single
-draw.  Each problem's candidates are first shuffled independently, and then all problems share the
-orders.  Their errors are therefore uncorrelated, and the standard error of a mean over problems is
-sqrt(sum of squared standard errors) / P.
+The estimate draws random orders of the candidates.  The first N of an order are one draw of N, and
+the next N are another.  Up to 64 such disjoint blocks make one observation, far less noisy than a
+single draw.  Each problem's candidates are first shuffled independently; then all problems share
+the orders.  Their errors are therefore uncorrelated, and the standard error of a mean over problems
+is sqrt(sum of squared standard errors) / P.
 
 A control variate sharpens a weighted vote: the plain vote on the same draws, whose expectation is
 known exactly.  The estimate is mean - beta (plain mean - exact plain vote), with one beta for each
@@ -27,9 +27,9 @@ MAX_BLOCKS = 64  # draws of one N from one order, at most
 # Cells of all tallies, for each candidate: finding winners then takes about as long as counting
 # votes.  More cells would sharpen small N at the cost of large N, the least certain.
 CELLS_PER_CANDIDATE = 2
-GROUP_CELLS = 2**25  # cells of the tally of a group of N, unless one N alone has more
+GROUP_CELLS = 2**25  # most cells in the tally of a group of N, unless a single N has more
 MAX_CELLS = 2**30  # cells of one tally
-NO_VOTE = 2**30 - 1  # an answer id outside of any tally; doubled, it still fits an int32
+NO_VOTE = 2**30 - 1  # an answer id outside every tally; twice this number fits an int32
 
 
 class _Pool(NamedTuple):
@@ -113,14 +113,14 @@ def majority_vote(
 def _check_options(
   answer_ids, weights, key, permutations, num_answers, combine, control, shape
 ):  # fmt: skip
-  """Raises ValueError unless the options go together."""
+  """Raises ValueError for options that are wrong or exclude each other."""
   if not jnp.issubdtype(answer_ids.dtype, jnp.integer):
     raise ValueError(f"answer_ids of dtype {answer_ids.dtype}: expected integers")
   if permutations is not None and permutations < 2:
-    raise ValueError(f"permutations={permutations}: a standard error takes at least 2")
+    raise ValueError(f"permutations={permutations}: a standard error needs at least 2")
   if (key is None) != (permutations is None):
     raise ValueError(
-      f"key={key}, permutations={permutations}: an estimate takes both, the exact vote neither"
+      f"key={key}, permutations={permutations}: an estimate needs both, the exact vote neither"
     )
   if num_answers is not None and num_answers < 1:
     raise ValueError(f"num_answers={num_answers}: expected at least 1")
@@ -129,7 +129,7 @@ def _check_options(
   if combine not in ("sum", "mean"):
     raise ValueError(f"combine={combine!r}: expected 'sum' or 'mean'")
   if weights is not None and key is None:
-    raise ValueError("weights without a key: a weighted vote takes key and permutations")
+    raise ValueError("weights without a key: a weighted vote needs key and permutations")
   if weights is None and (control is not None or combine == "mean"):
     raise ValueError(f"weights=None: combine={combine!r} and control are for weighted votes")
   if control is not None and jnp.shape(control) != shape:
@@ -139,7 +139,7 @@ def _check_options(
 
 
 def _dense(answer_ids, valid) -> tuple[np.ndarray, int]:
-  """Renumbers answer ids 0, 1, ... within each problem; returns them and the largest count."""
+  """Renumbers each problem's answers 0, 1, ...; returns the ids and the largest answer count."""
   answer_ids, valid = np.asarray(answer_ids), np.asarray(valid)
   dense = np.zeros(answer_ids.shape, np.int32)
   for p, (ids, votes) in enumerate(zip(answer_ids, valid)):
@@ -169,7 +169,7 @@ def _check_weights(weights, valid) -> jax.Array | None:
 
 
 def _estimate(pool, n, key, control, num_answers, permutations, combine):
-  """Returns mean and standard error `[P, K]` at `n` `[K]`, unsorted and with repetitions."""
+  """Returns mean and standard error `[P, K]`; `n` `[K]` may be unsorted and repeat values."""
   values, first, column = np.unique(n, return_index=True, return_inverse=True)
   if control is not None:
     control = jnp.asarray(control, jax.dtypes.canonicalize_dtype(np.float64))[:, first]
@@ -275,10 +275,10 @@ def _tally(group: _Group, ids, vote, rank, num_answers: int):
 
   Args:
     group: the G values of N, and the number of blocks.
-    ids: `[P, M]` answers in drawing order.
+    ids: `[P, M]` answers in drawing order: 0..num_answers-1, or NO_VOTE, which is not counted.
     vote: `[P, M]` amount that a candidate adds to its answer, in drawing order; or one number.
     rank: `[P, M]` the number of candidates drawn before each; None: its column.
-    num_answers: ids outside of 0..num_answers-1 are not counted.
+    num_answers: the answers of a problem.
   """
   (problems, m), width = ids.shape, group.n[-1]
   place = np.arange(m)
