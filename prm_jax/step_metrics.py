@@ -24,11 +24,11 @@ def step_metrics(probs, labels, classes=RATINGS) -> dict:
     auroc: area under the ROC curve of P(not -1) for label != -1: the probability that a random
       step that is not wrong scores above a random wrong one, ties counting half.
     ece: expected calibration error of P(not -1), the score that the paper multiplies: the mean
-      over steps of |mean score - share not wrong| of the step's bin.  Weights count here and in
-      nll, a label of n rollouts n times.
+      over steps of |mean score - share not wrong| of the step's bin.  `ece` and `nll` weight the
+      steps: a label of n rollouts counts n times.
 
   Raises:
-    ValueError: the shapes do not fit, or a label is none of the classes.
+    ValueError: the shapes do not fit, or a label is not among the classes.
   """
   probs, labels = np.asarray(probs, np.float64), np.asarray(labels)
   if labels.ndim == 1 and len(unknown := labels[~np.isin(labels, classes)]):
@@ -37,11 +37,11 @@ def step_metrics(probs, labels, classes=RATINGS) -> dict:
   weights = weights.astype(np.float64)
   if weights.ndim != 2 or not probs.shape == weights.shape == (len(labels), len(classes)):
     shapes = f"probs {probs.shape}, labels {labels.shape}"
-    raise ValueError(f"{shapes}: expected [n, {len(classes)}] and [n]")
+    raise ValueError(f"{shapes}: expected probs [n, {len(classes)}], labels [n] or like probs")
   target = len(classes) - 1 - weights[:, ::-1].argmax(axis=1)
   hit, total = probs.argmax(axis=1) == target, weights.sum()
   scores, rollouts = probs[:, 1:].sum(axis=1), weights.sum(axis=1)
-  # by bin: the sum of score - outcome
+  # Sums of score - outcome, by bin.
   gaps = np.bincount(_bin(scores), rollouts * scores - weights[:, 1:].sum(axis=1))
   return {
     "count": len(target),
@@ -70,11 +70,11 @@ def auroc(scores, positive) -> float | None:
 
 
 def calibration(scores: np.ndarray, positive: np.ndarray) -> dict:
-  """Returns the calibration error of `[n]` scores against bool `[n]`, and how it comes about.
+  """Returns the calibration error of scores `[n]` against bool `[n]`, and its bins.
 
   Returns:
-    count: n; ece: the error, None without scores; bins: those that are not empty, as rows of a
-      reliability diagram.
+    count: n; ece: the error, None without scores; bins: the rows of a reliability diagram, without
+      empty ones.
   """
   bin_of = _bin(scores)
   bins = [
