@@ -1,7 +1,7 @@
 """The configuration of one experiment.  Each file in configs/ returns an `Experiment`.
 
 All defaults are here.  `runtime/command_line.py` reads a config file and the flags that override it
-(`--config.optim.learning_rate=1e-5`).  The error for a wrong value shows the value.
+(`--config.optim.learning_rate=1e-5`).  The error for a wrong value names its field.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import tyro
 
 T = TypeVar("T")
 
-# Sizes index int32 arrays.  Numbers are float32 on devices, where larger ones are infinite.
+# Sizes index int32 arrays.  Devices store numbers as float32, in which larger ones are infinite.
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=3e38)]
@@ -28,7 +28,7 @@ Axis = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
 CompilerOption = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]*=.*$")]
 
 
-ESCAPES = {"\n": r"\n", "\t": r"\t", "\\": r"\\"}  # as flags spell a text
+ESCAPES = {"\n": r"\n", "\t": r"\t", "\\": r"\\"}  # how flags spell a text
 
 
 def unescaped(text: str) -> str:
@@ -55,7 +55,7 @@ _TEXT = tyro.constructors.PrimitiveConstructorSpec(
   is_instance=lambda value: isinstance(value, str),
   str_from_instance=lambda value: ["".join(ESCAPES.get(x, x) for x in value)],
 )
-# A text that may have line breaks, which flags spell \n.
+# A text that may have line breaks; flags spell them \n.
 Escaped = Annotated[str, _TEXT]
 
 # Markers of fields.  A resumed run must keep its settings, except CHANGEABLE ones, which affect
@@ -74,7 +74,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def choices(hint: Any) -> tuple[str, ...]:
-  """Returns the values of a Literal, with or without markers; (): it is another type."""
+  """Returns the values of a Literal, with or without markers; () for any other type."""
   while get_origin(hint) is Annotated:
     hint = get_args(hint)[0]
   return get_args(hint) if get_origin(hint) is Literal else ()
@@ -114,7 +114,7 @@ class Data(Checked):
   separator: Escaped = "\n\n"  # text after the problem and after each step, encoded on its own
   row_length: Count = 2048  # tokens of a row; examples are packed into rows of this length
   # True: the solutions of a problem become one prefix tree, so that shared steps are encoded once.
-  # False: every path of the tree is encoded on its own: the same gradients at a higher cost.
+  # False: every path of the tree is encoded on its own, for the same gradients at a higher cost.
   merge: bool = True
   eval_split: str = "test"  # split evaluated on during training
   also: LocalPath = ""  # another dataset to train on too; its labels must be classes of the first
@@ -171,21 +171,20 @@ class Model(Checked):
   # Not part of a public model's config.json: `CHOICES` of pretrained/families.py lists these.
   embedding_std: Positive = 0.02  # of the token embedding at initialisation
   dtype: Literal["float32", "bfloat16"] = "float32"  # of activations
-  param_dtype: Literal["float32", "bfloat16"] = (
-    "float32"  # of parameters but the step head and low-rank factors
-  )
+  # Of the parameters, except the step head and low-rank factors, which are float32.
+  param_dtype: Literal["float32", "bfloat16"] = "float32"
   # Rematerialisation: the outputs that the backward pass computes again.  "none": none.
   # "dots_no_batch": all but products of activations and weights.  "dots": all but matrix products,
   # including those of dense attention.  "full": the whole layer.
   remat: Changeable[Literal["none", "dots", "dots_no_batch", "full"]] = "none"
-  # With remat="full", outputs that are kept all the same: of PROJECTIONS and of "attention" (not
-  # of dense attention).
+  # Outputs that are stored even with remat="full": of the named projections, and of "attention"
+  # (blockwise or kernel).
   saved: Changeable[tuple[Literal[Projection, "attention"], ...]] = ()
   # The dtype in which gradients of the layers' matrices are reduced across devices.
   # "activations": model.dtype; bfloat16 halves the traffic and keeps three digits.
   gradient_dtype: Literal["float32", "activations"] = "float32"
   unroll_layers: Changeable[bool] = False  # faster steps on CPU, slower compilation
-  # "dense" holds the scores of all pairs of tokens: fastest for rows of a few hundred tokens.
+  # "dense" stores the scores of all pairs of tokens: fastest for rows of a few hundred tokens.
   # "blockwise" (CPU, GPU) and "kernel" (TPU) use memory linear in the row and skip masked blocks.
   # "auto": chosen by row length and platform.
   attention: Changeable[Literal["auto", "dense", "blockwise", "kernel"]] = "auto"
@@ -198,9 +197,9 @@ class Model(Checked):
   def _rules(self):
     yield self.heads % self.kv_heads, "heads kv_heads", "a multiple of kv_heads"
     unscaled = self.rope_scaling == "llama3" and self.rope_high_factor <= self.rope_low_factor
-    yield unscaled, "rope_high_factor rope_low_factor", "high above low"
-    yield self.saved and self.remat != "full", "saved remat", 'remat="full", which alone uses it'
-    yield self.local_rope_theta and not self.window, "local_rope_theta window", "a window with it"
+    yield unscaled, "rope_high_factor rope_low_factor", "the first above the second"
+    yield self.saved and self.remat != "full", "saved remat", 'remat="full" with saved'
+    yield self.local_rope_theta and not self.window, "local_rope_theta window", "a window above 0"
     unlike = self.lora_rank and len({*self.lora_targets}) != (len(self.lora_targets) or 1)
     yield unlike, "lora_targets", "one or more weights, each once"
 
@@ -214,9 +213,9 @@ class Init(Checked):
   checkpoint: str = ""
   # Step head.  "auto": "zeros"; with several loss.heads "random", so that each starts differently.
   # "zeros": uniform probabilities, or the checkpoint's own head of the same classes.
-  # "tokens": columns of the language-model head for `head_tokens`, without bias: the first
-  # probabilities are those of the next token among them (without Gemma 2's soft cap).  "random":
-  # normal; a zero head passes no gradient to the trunk, so the first updates train it alone.
+  # "tokens": columns of the language-model head for `head_tokens`, without bias: the initial
+  # probabilities are those of the next token among these (without Gemma 2's soft cap).  "random":
+  # normal.  A zero head passes no gradient to the trunk, so the first updates train only the head.
   head: Literal["auto", "zeros", "random", "tokens"] = "auto"
   head_std: Positive = 0.02  # of a random head; transformers uses 0.02 for new classifiers
   head_tokens: tuple[Escaped, ...] = ()  # in class order: negative, neutral, positive; wrong, right
@@ -237,7 +236,8 @@ class Loss(Checked):
   # Weight of a next-token loss on the same solutions, as in Cobbe et al. section 4.2, for models
   # trained from scratch.  0: vocabulary logits are never computed.
   language_model_weight: NonNegative = 0.0
-  # Weights of the classes in the mean, in their order: -1, 0, 1; or -1, 1; or wrong, right.  (): 1.
+  # Weights of the classes in the mean loss, in class order: -1, 0, 1; or -1, 1; or wrong, right.
+  # (): 1 each.
   class_weights: tuple[NonNegative, ...] = ()
   # Class heads on one trunk (an ensemble, as in ActPRM).  Each has its own initial values and its
   # own bootstrap weights, Poisson(1) for each labelled solution (Oza and Russell 2001).  The mean
@@ -246,7 +246,7 @@ class Loss(Checked):
 
   def _rules(self):
     twice = self.objective == "language_model" and self.language_model_weight
-    yield twice, "objective language_model_weight", "weight 0: the objective is that loss"
+    yield twice, "objective language_model_weight", "weight 0: the objective is that loss already"
     text = self.objective == "language_model" and (self.heads > 1 or self.class_weights)
     yield text, "objective heads class_weights", "an objective with a class head"
     none = self.class_weights and not any(self.class_weights)
@@ -274,9 +274,9 @@ class Optim(Checked):
 class Mesh(Checked):
   """Devices along each mesh axis; -1: all remaining ones."""
 
-  data: Changeable[Axis] = 1  # copies of the model (across slices)
-  fsdp: Changeable[Axis] = -1  # rows of the batch, and slices of each parameter
-  tensor: Changeable[Axis] = 1  # heads and feed-forward columns
+  data: Changeable[Axis] = 1  # replicas of the parameters (across slices); shards the batch
+  fsdp: Changeable[Axis] = -1  # shards the parameters and the batch
+  tensor: Changeable[Axis] = 1  # shards attention heads and feed-forward columns
 
 
 Metric = Literal["nll", "accuracy", "auroc", "ece"]  # of an evaluation
@@ -295,11 +295,11 @@ class Train(Checked):
   save_every: Changeable[Count] = 500  # updates between checkpoints; the last is always saved
   keep: Changeable[Count] = 2  # newest checkpoints kept
   # Best checkpoints kept in addition, by best_metric.  Only steps that are both saved and evaluated
-  # count (let save_every and eval_every have such steps in common).
+  # count, so save_every and eval_every should have steps in common.
   keep_best: Changeable[Whole] = 1
   best_metric: Changeable[Metric] = "nll"  # ranks steps; of nll and ece lower is better
   # Early stopping: the run ends after this many evaluations in a row without a better best_metric.
-  # Each new best step is then saved, whatever save_every.  0: no early stopping.
+  # Each new best step is then saved, regardless of save_every.  0: no early stopping.
   stop_patience: Changeable[Whole] = 0
   wandb: Changeable[str] = ""  # project of Weights & Biases that also gets the metrics; "": none
   profile_at: Changeable[Whole] = 0  # first of three updates traced to WORKDIR/profile; 0: none
@@ -307,7 +307,7 @@ class Train(Checked):
 
   def _rules(self):
     lost = self.stop_patience and not self.keep_best
-    yield lost, "stop_patience keep_best", "keep_best of 1 or more: the best step is to be kept"
+    yield lost, "stop_patience keep_best", "keep_best of 1 or more, to keep the best step"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,11 +335,11 @@ class Experiment(Checked):
     yield other, keys, "both texts with language_model, and only then"
     for key in ("share", "also", "eval_split") if text else ():
       unused = getattr(self.data, key) != getattr(Data, key)
-      yield unused, f"loss.objective data.{key}", "its default: texts have no solutions, no splits"
+      yield unused, f"loss.objective data.{key}", "its default: texts have no solutions or splits"
     other = text and self.train.best_metric != "nll"
     yield other, "loss.objective train.best_metric", "nll, the only metric of a language model"
     alike = self.loss.heads > 1 and self.init.head in ("zeros", "tokens")
-    yield alike, "loss.heads init.head", "random (or auto): heads that begin alike are no ensemble"
+    yield alike, "loss.heads init.head", "random (or auto): heads that start equal are no ensemble"
     other = (self.optim.trained == "lora") != (self.model.lora_rank > 0)
     yield other, "optim.trained model.lora_rank", 'a rank above 0 with "lora", and only then'
     many = self.train.batch_rows * self.data.row_length >= 2**31
@@ -365,6 +365,10 @@ class Hosts(Checked):
   process_id: Whole = 0  # of this process
 
   def _rules(self):
-    yield self.process_id >= self.num_processes, "process_id num_processes", "process_id below"
+    yield (
+      self.process_id >= self.num_processes,
+      "process_id num_processes",
+      "the first below the second",
+    )
     unknown = self.num_processes > 1 and not re.fullmatch(r".+:\d+", self.coordinator_address)
     yield unknown, "coordinator_address", "HOST:PORT"

@@ -1,4 +1,4 @@
-"""The types that cross folder borders.  Imports nothing heavier than JAX."""
+"""Types that several subpackages share.  Imports nothing heavier than JAX."""
 
 import dataclasses
 
@@ -25,15 +25,15 @@ def problem_key(problem: str) -> str:
 class StepTree:
   """A labelled solution as a tree of steps under the problem.
 
-  Steps are in preorder: a step's descendants follow it at once.  The parent -1 is the problem.
+  Steps are in preorder: a step's descendants directly follow it.  The parent -1 is the problem.
   Alternatives for a step are siblings: they share a parent, and only the chosen one has children.
   """
 
   problem: str
   steps: tuple[str, ...]
   parents: tuple[int, ...]  # of each step
-  # Of each step: -1, 0 or 1; or weights of (wrong, right): (1 - p, p) of a soft label, (n - k, k)
-  # of k right rollouts among n; or None: context without a label.
+  # Of each step: -1, 0 or 1; or weights of (wrong, right), which are (1 - p, p) for a soft label
+  # and (n - k, k) for k right rollouts among n; or None for context without a label.
   labels: tuple[int | tuple[float, float] | None, ...]
   outcome: bool | None = None  # whether the final answer is right; None: unknown
   source: str = ""  # file and line, e.g. "phase2_train.jsonl:17"
@@ -66,7 +66,7 @@ class Batch:
   positions: jax.Array  # int32 [B, T]: depth of the token in its tree
   subtree_end: jax.Array  # int32 [B, T]: index just past the token's last descendant
   previous: jax.Array  # int32 [B, T]: index of the token's parent; -1: no language-model target
-  read_positions: jax.Array  # int32 [B, R]: tokens at which the head reads
+  read_positions: jax.Array  # int32 [B, R]: indices of the tokens that the head reads
   read_targets: jax.Array  # float32 [B, R, C]: weight of each class; zeros: not a target
   read_solutions: jax.Array  # int32 [B, R]: number of the solution, for the bootstrap
 
@@ -81,9 +81,9 @@ class StepContract:
   separator_ids: tuple[int, ...]
   read: str  # "last separator token" (process) or "last solution token" (outcome)
   neutral: str  # how the neutral class counts in a score: "positive", "negative"; "none": no class
-  tokenizer_hash: str  # `Tokenizer.hash`: SHA-256 of the file and of its setting of the first token
+  tokenizer_hash: str  # `Tokenizer.hash`: SHA-256 of the tokenizer's file and first-token setting
   recipe: str  # conversion recipe of the training labels
-  heads: int = 1  # of the ensemble; the probability is the mean over them
+  heads: int = 1  # of an ensemble; the probability is their mean
 
   @property
   def described_separator(self) -> str:

@@ -67,7 +67,7 @@ def test_a_switch_needs_no_value(monkeypatch):
     ("Model(lora_targets=('head',))", "Invalid enum value 'head' - at `$[0]`; expected tuple[Lit"),
     ("Experiment(train=Optim())", "experiment.train=Optim("),
     ("Model(lora_rank=1, lora_targets=('up', 'up'))", "one or more weights, each once"),
-    ("Model(local_rope_theta=10.0)", "model.window=0: expected a window with it"),
+    ("Model(local_rope_theta=10.0)", "model.window=0: expected a window above 0"),
     ("Experiment(data=Data(text_train='my.experiment.jsonl'))", "text_train='my.experiment.jsonl'"),
     ("Experiment(model=Model(lora_rank=4))", "config.py:3: ValueError: optim.trained='all', model"),
   ],
