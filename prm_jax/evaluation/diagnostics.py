@@ -29,8 +29,9 @@ def diagnose(
       with and without a wrong step.  Both are 0 for a solution score that ignores length.
     minimum_at_last_step: share of solutions of two steps or more whose smallest score is the last;
       a high share suggests that the scores are about outcomes (arXiv:2501.07301, figure 8).
-    right_answer_wrong_steps: solutions with a right answer and a wrong step; the share in which
-      some step is below the threshold, and in which the first such step is the first wrong one.
+    right_answer_wrong_steps: of the n solutions with a right answer and a wrong step, the share
+      with a step below the threshold (detected), and the share in which the first such step is the
+      first wrong one (located).
     by_rating: mean score of the steps of each human rating, and Spearman's correlation of both.
     uncertainty: see `uncertainty`; only for an ensemble.
   """
@@ -84,8 +85,9 @@ def steps_of(judged: Sequence[Judged]) -> dict[str, np.ndarray]:
 def calibration(judged: Sequence[Judged]) -> dict[str, Any]:
   """Returns the expected calibration error and the bins of its reliability diagram.
 
-  `ece` and `bins` are of 1 - P(-1) against "not wrong".  `by_class` has those of each class's
-  probability against that class; `by_step` those of 1 - P(-1), by the number of the step.
+  `ece` and `bins` compare 1 - P(-1) with "not wrong".  `by_class` compares each class's probability
+  with that class.  `by_step` has ranges of step numbers, each with the calibration error, the AUROC
+  and the means of 1 - P(-1) and of "not wrong", without bins.
   """
   steps = steps_of(judged)
   right = steps["label"] >= 0
@@ -143,9 +145,9 @@ def uncertainty(judged: Sequence[Judged], trees: Sequence[Judged]) -> dict[str, 
 
   `bins`: the labelled steps by quintile of standard deviation (equal ones share a bin), with the
   share of wrong decisions at 0.5, the calibration error and the AUROC of each.  `error_auroc`: the
-  AUROC of the deviation for wrong decisions.  `certain`: the share of solutions that ActPRM
-  (arXiv:2504.10559) would trust, as every step has std <= 0.01 and P(right) >= 0.9 or <= 0.1; and
-  the share of right decisions among their steps.
+  AUROC with which the deviation predicts wrong decisions.  `certain`: the share of solutions that
+  ActPRM (arXiv:2504.10559) would trust, because every step has std <= 0.01 and P(right) >= 0.9 or
+  <= 0.1; and the share of right decisions among their steps.
   """
   steps = steps_of(trees)
   right = steps["label"] >= 0
@@ -173,10 +175,10 @@ def uncertainty(judged: Sequence[Judged], trees: Sequence[Judged]) -> dict[str, 
 
 
 def agreement(a: Sequence[Judged], b: Sequence[Judged], thresholds: Sequence[float]) -> dict:
-  """Measures how far two models agree on the same solutions.
+  """Measures how far two models agree on the steps of the same solutions.
 
-  Returns Spearman's and Pearson's correlation of their scores of all steps, and Cohen's kappa of
-  their decisions (score below the threshold of each model).
+  Returns Spearman's and Pearson's correlation of their scores, and the share of equal decisions
+  and Cohen's kappa of the decisions (a score below the model's own threshold).
   """
   scores = [np.concatenate([each.scores for each in judged]) for judged in (a, b)]
   decisions = [values < threshold for values, threshold in zip(scores, thresholds)]

@@ -92,11 +92,11 @@ def first_below(values: Sequence[float], threshold: float) -> int:
 
 
 def score(scorer: Scorer, solutions: Sequence[Labelled]) -> tuple[list[Judged], dict[str, Any]]:
-  """Scores the solutions with a process model; also returns how fast, in tokens per second.
+  """Scores the solutions with a process model; also returns the speed, in tokens per second.
 
   Raises:
-    ValueError: the model is an outcome model; or a solution cannot be scored, or its
-      probabilities are `undefined` (it names the id).
+    ValueError: the model is an outcome model; or a solution cannot be scored, or its probabilities
+      are not finite (the message names its id).
   """
   contract = scorer.contract
   if contract.objective != "process":
@@ -123,7 +123,7 @@ def score(scorer: Scorer, solutions: Sequence[Labelled]) -> tuple[list[Judged], 
 def rate(
   scorer: Scorer, solutions: Sequence[Solution], names: Sequence[str]
 ) -> tuple[list[np.ndarray], int]:
-  """Returns `Rater.rate`; a ValueError begins with the name of the solution that has no scores."""
+  """Returns `Rater.rate`; a ValueError begins with the name of a solution without scores."""
   with Progress(desc="scoring", total=len(solutions), unit="solutions", leave=False) as bar:
     try:
       return scorer.rate(solutions, lambda share: bar.reach(share * len(solutions)))
@@ -158,7 +158,7 @@ def from_record(
 
 
 def stored(judged: Sequence[Judged]) -> list[dict[str, Any]]:
-  """Returns the solutions for JSON, without their texts: what comparing two models needs."""
+  """Returns the solutions for JSON, without their texts, for the comparison of two models."""
   bare = (dataclasses.replace(x, problem=short_hash(x.problem), steps=()) for x in judged)
   return [msgspec.to_builtins(each, enc_hook=lambda x: np.round(x, 9).tolist()) for each in bare]
 

@@ -2,7 +2,7 @@
 
 Upstream is mr_eval/tasks/prmtest_classified/task.py of github.com/ssmisya/PRMBench.  A step that
 scores above the threshold is decided right.  TP, FP, TN and FN count steps; right is positive.  The
-totals are over the steps of all classes but the original solutions ("correct").  The PRM-Score
+totals count the steps of all classes except the original solutions ("correct").  The PRM-Score
 (`get_prmscore_from_current_res_dict` in upstream's notebooks) is the mean of the F1 of right steps
 and the F1 of wrong steps; for `multi_solutions`, where all steps are right, it is the F1 of right
 steps.
@@ -35,11 +35,12 @@ MEASURES = ("f1", "negative_f1", "accuracy", "first_error_accuracy", "prm_score"
 def solutions(
   records: Iterable[tuple[str, dict[str, Any]]], neutral: str | None
 ) -> Iterator[Labelled]:
-  """Yields the solutions that upstream judges, with arguments and errors as `process_bench` has.
+  """Yields the solutions that upstream judges; `process_bench.solutions` has the arguments.
 
-  A line gives its modified solution; before it, a line with redundant steps gives its original
-  solution as a correct one, judged by `original_rating_probs` or `original_step_scores` if there
-  are any.  Of lines with the same class and idx, only the first is used.
+  Each line yields its modified solution.  A line of the class with redundant steps first yields its
+  original solution as a correct one; where scores are read, it does so only if it has
+  `original_rating_probs` or `original_step_scores`.  Of lines with the same class and idx, only the
+  first is used.
   """
   seen = set()
   for where, record in records:
@@ -108,8 +109,8 @@ def evaluate(judged: Sequence[Judged], threshold: float) -> dict[str, Any]:
   """Returns the benchmark's numbers by class, as fractions, with intervals over problems.
 
   `classes: {NAME: {n, steps, f1, negative_f1, accuracy, first_error_accuracy, prm_score}}`, and the
-  same of `total`.  An undefined measure is None, where upstream has -1; F1 is 0 if
-  no decision of its kind is right, where upstream has -1 if precision and recall are both 0.
+  same of `total`.  An undefined measure is None; upstream has -1.  F1 is 0 if no decision of its
+  kind is right; upstream has -1 if precision and recall are both 0.
   """
   intervals = with_intervals(measures(judged, threshold))
   steps, out = np.array([len(each.labels) for each in judged]), {}

@@ -22,11 +22,11 @@ from prm_jax.evaluation.scored_samples import read_solutions
 from prm_jax.runtime.json_lines import printable
 
 FILES = ("report.json", "best_of_n.png", "report.html")
-# Solutions on the page: of a problem, and in all.  Those of the rules in `_shown` may exceed both.
+# Solutions on the page: of a problem, and in all.  Those that `_chosen` picks may exceed both.
 SHOWN, MAX_SOLUTIONS = 8, 2_000
 MAX_GROUPS = 20  # a breakdown with more groups has no figure
 WIDTH = 100  # terminal columns of the notes below the table
-MAX_COLUMNS = 16  # values of N in a table; of more, about the powers of two are shown
+MAX_COLUMNS = 16  # values of N in a table; of more, it shows about the powers of two
 LEGEND = 90  # characters of a line of the legend, about
 MAX_MARKERS = 40  # a curve over more values of N has no markers
 BARS_APART = 2.5  # most points between the intervals of two methods at one N
@@ -177,7 +177,7 @@ def draw_curves(report: dict) -> matplotlib.figure.Figure:
 
 
 def _bars_apart(n: Sequence[int], methods: int) -> float:
-  """Returns the points between two methods' intervals, so few that neighbouring N never mix."""
+  """Returns the points between two methods' intervals, small enough to keep each N apart."""
   octaves = np.diff(np.log2(n))
   if not len(octaves):
     return BARS_APART

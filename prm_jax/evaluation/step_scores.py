@@ -32,7 +32,7 @@ class ScoredSteps(msgspec.Struct, gc=False, kw_only=True):
   step_std: list[config_lib.Share] | None = None  # of P(right) over an ensemble
 
   def check(self, steps: Sequence[str], where: str = "") -> None:
-    """Raises BadLine, which begins with `where`, unless each step has one of each.
+    """Raises BadLine, which begins with `where`, unless each list has one value for each step.
 
     A text that is not split into steps may have any number of `step_scores`.
     """

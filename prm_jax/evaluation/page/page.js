@@ -35,7 +35,7 @@ function typeset(pieces) {
       if (piece.d) tree.setAttribute("display", "block");
       nodes.push(element("span", { className: "formula" }, tree));
     } else if (nodes.at(-1)?.className === "formula" && /^[.,;:!?)]/.test(piece)) {
-      nodes.at(-1).append(piece[0]); // so that no line begins with the full stop after a formula
+      nodes.at(-1).append(piece[0]); // no line may begin with the full stop after a formula
       nodes.push(...emphasized(line ? piece.slice(1).trimStart() : piece.slice(1)));
     } else nodes.push(...emphasized(piece));
   }
@@ -76,7 +76,8 @@ function verdict(solution) {
 }
 
 function drawStep(step, number, of) {
-  const range = Math.max(2 * (index.sure - index.threshold), 1e-6); // the deepest colour is as far below the threshold
+  // The colour is deepest as far below the threshold as `sure` is above it.
+  const range = Math.max(2 * (index.sure - index.threshold), 1e-6);
   const doubt = step.p === null ? 0 : Math.min(Math.max((index.sure - step.p) / range, 0), 1);
   const item = element("li", { className: "step" });
   item.style.setProperty("--doubt", doubt.toFixed(3));

@@ -81,12 +81,12 @@ def from_records(
   neutral: str = "positive",
   own: Mapping[str, str] = {},
 ) -> list[Problem]:
-  """Returns the problems of records (`scored_samples.Candidate`, or with `text` for `steps`).
+  """Returns the problems of records (`candidate_table.Candidate`, or with `text` for `steps`).
 
   Args:
-    labels: labels of a solution's steps, by problem and steps; those of its first steps, where
-      there are no others.
-    why: the reason for showing each record; "" or a missing reason is none.
+    labels: labels of steps, by problem and steps.  A solution without an entry takes that of its
+      longest prefix.
+    why: the reason for showing each record; "" or none.
     neutral: "positive" counts neutral steps as right, anything else as wrong.
     own: keys of a solution's other scores, by the names that the page gives them.
   """
@@ -131,7 +131,7 @@ def _solution(record, labels, why: list[str], neutral: str, own: Mapping[str, st
 
 
 def _known(labels, problem: str, steps: Sequence[str]) -> list[int | None]:
-  """Returns a label or None for each step: of the most first steps that have labels.
+  """Returns a label or None for each step, from the longest prefix of the steps with labels.
 
   PRM800K's labelled solutions end at their first wrong step.
   """
@@ -142,7 +142,7 @@ def _known(labels, problem: str, steps: Sequence[str]) -> list[int | None]:
 
 
 def _right(record: Mapping[str, Any], neutral: str) -> list[float]:
-  """Returns P(right) of each step; nothing if the record has no scores of steps."""
+  """Returns P(right) of each step; [] if the record has no scores of steps."""
   if ratings := record.get("rating_probs"):
     right = [p.get("1", 0.0) + (neutral == "positive") * p.get("0", 0.0) for p in ratings]
     right = [p / sum(classes.values()) for p, classes in zip(right, ratings)]
@@ -183,7 +183,7 @@ def render(
   """Returns the page as one HTML file.
 
   Args:
-    report: HTML to show above the solutions, which must come from autoescaping templates.
+    report: HTML to show above the solutions; it must come from autoescaping templates.
     threshold: a step with a lower P(right) is doubted; a step above the middle between the
       threshold and 1 has no colour.
   """
