@@ -312,7 +312,7 @@ def test_compare_py_writes_all_and_refuses_other_candidates(files, tmp_path):
   stored = json.loads((tmp_path / "comparison.json").read_text())
   assert stored["problems"] == P and stored["candidates"] == P * M
   assert stored["missing"] == sum(not line["finished"] for line in lines())
-  assert f"\n{stored['missing']} candidates have no answer: drawn like any other" in shown
+  assert f"\n{stored['missing']} candidates have no answer: they may be drawn" in shown
   assert "compare.py: warning: no method uses the numbers rm; to rank by one" in completed.stderr
   assert stored["methods"]["people"]["calibration"]["ece"] < 1
   assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")

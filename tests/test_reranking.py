@@ -244,7 +244,7 @@ def test_each_band_is_computed_and_named(tmp_path, band):
       reach = curve["critical_value"] * np.array(curve["problem_standard_error"])
       high = np.array(curve.get("difference") or curve["accuracy"]) + reach
       np.testing.assert_allclose(np.minimum(curve["high"], 1), np.minimum(high, 1), atol=1e-9)
-    with pytest.raises(ValueError, match="--band simultaneous takes at least 2 problems"):
+    with pytest.raises(ValueError, match="--band simultaneous needs at least 2 problems"):
       ranked(samples_of(tmp_path / "one.jsonl", [rated()]), band=band)
   else:
     assert report["paired"] == ranked(samples, **some)[0]["paired"]

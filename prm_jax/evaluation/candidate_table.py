@@ -25,7 +25,7 @@ KEYS = frozenset({"answer", "unique_id"})
 SCORES = frozenset({"rating_probs", "step_scores", "orm_score"})
 ABOUT = ("problem", "level", "subject", "drawn")  # all lines of a problem agree on these
 # OpenAI generated 1,860 solutions of each problem and left out those that were cut off (README of
-# openai/prm800k).  This number and the form of unique_id tell that a file is the release.
+# openai/prm800k).  This number and the form of unique_id identify the release.
 RELEASE_DRAWN, RELEASE_ID = 1860, re.compile(r"test/\w+/\d+\.json")
 MAX_SLOTS = 20_000_000  # of [P, M] arrays that are mostly padding; a slot takes about 100 bytes
 Ratings = Annotated[list[Rating], msgspec.Meta(min_length=1)]
@@ -86,8 +86,8 @@ def score(record: Mapping[str, Any], name: str, may_lack: bool, others_have: boo
     raise BadLine(f'"{name}" is {show(value)}: expected a finite number{hint}')
   if others_have:
     raise BadLine(
-      f'no "{name}", which other candidates have: a score is on all of them, but for one that was '
-      'cut off ("finished" is false)'
+      f'no "{name}", which other candidates have: every candidate needs a score, unless it was cut '
+      'off ("finished" is false)'
     )
   numeric = [key for key, value in record.items() if is_number(value)]
   near = difflib.get_close_matches(name, numeric, n=1, cutoff=0)
@@ -192,7 +192,7 @@ class Table:
     if math.prod(shape) > max(MAX_SLOTS, 4 * len(problem)):
       raise BadLine(
         f"{self.paths[0]}: {shape[0]:,} problems with up to {shape[1]:,} candidates, but "
-        f"{len(problem):,} in all: rerank the problems with many and with few candidates apart"
+        f"{len(problem):,} in all: rerank problems with many and with few candidates separately"
       )
     existing = np.arange(shape[1]) < present[:, None]
     slots = np.empty_like(problem)

@@ -24,9 +24,9 @@ VOTE_WEIGHTS = {  # from a score to the logarithm of its vote's weight
   "sigmoid": lambda score: -np.logaddexp(0, -score),
   "softmax": lambda score: score,
 }
-LOGITS = "for logits there are --vote_weight=sigmoid and softmax"
-# The most (problem, N) pairs and candidates of a problem for which majority votes are exact.  Each
-# pair takes about a millisecond, and more with many candidates.
+LOGITS = "for logits, use --vote_weight=sigmoid or softmax"
+# Majority votes are exact up to this many (problem, N) pairs and this many candidates of a problem.
+# A pair takes about a millisecond, and more with many candidates.
 EXACT_VOTES, EXACT_POOL = 20_000, 100_000
 
 
@@ -120,7 +120,7 @@ def choose(
 
   Args:
     names: methods asked for; none: those of `standard` that the samples allow.
-    every_n: the curves have every N, so votes, which take long, are computed only if asked for.
+    every_n: the curves have every N.  Votes then take long, and are computed only if asked for.
 
   Raises:
     ValueError: a name is unknown, or the samples do not allow it.
@@ -139,10 +139,10 @@ def choose(
   if negative:
     columns = [own[name].column if name in own else "orm_score" for name in negative]
     some = " and some ".join(columns)
-    notices.append(f"some {some} is negative: no weighted vote by it; {LOGITS}")
+    notices.append(f"some {some} is negative and cannot weigh votes; {LOGITS}")
   votes = {name for name in allowed if methods[name].combine}
   if every_n and votes:
-    notices.append("no votes at every N, which take long; name them in --methods to have them")
+    notices.append("votes at every N take long and are left out; name them in --methods")
   chosen = [name for name in standard(own) if name in allowed and not (every_n and name in votes)]
   return {name: methods[name] for name in chosen}, notices
 
@@ -159,16 +159,16 @@ def _lacking(method: Method, samples: ScoredSamples, scores, vote_weight: str) -
   if method.has_vote_weight and vote_weight == "plain":
     least = scores[method.score][samples.valid].min(initial=0)
     if least < 0:
-      return f"a score is negative, {least:.6g}: no weight of a vote; {LOGITS}"
+      return f"a score is negative, {least:.6g}, and cannot weigh a vote; {LOGITS}"
   return None
 
 
 def solution_scores(
   samples: ScoredSamples, neutral: str = "positive", own: Mapping[str, Own] = {}
 ) -> dict[str, np.ndarray]:
-  """Returns the scores that candidates are ranked by: `oracle`, `random`, `prm_*`, `orm`, `own`.
+  """Returns the scores that rank candidates: `oracle`, `random`, `prm_*`, `orm` and those of `own`.
 
-  Each is `[P, M]` float64, higher is better, the PRM's in log space; NaN for padding.
+  Each is `[P, M]` float64, higher is better; the PRM's are logarithms; NaN is padding.
 
   Args:
     neutral: how a neutral step counts, "positive" or "negative".
@@ -213,7 +213,7 @@ def solve(
   outcomes = (samples.correct, samples.valid)
   solved, vote_error = {}, {}
   votes = [name for name, method in chosen.items() if method.combine]
-  # The exact majority vote is the control variate of the weighted votes: first, even if not chosen.
+  # The exact majority vote is the control variate of the weighted votes, so it is computed first.
   majority = {"majority": Method("", combine="sum")} if votes else {}
   control = None
   bar = {"desc": "reranking", "unit": "methods", "leave": False, "disable": not progress}

@@ -38,8 +38,9 @@ GROUP_INTERVAL = (
 )
 DIFFICULTY_NOTE = (
   "Difficulty: fifths of the problems by the share of their candidates that is right (1: easiest; "
-  "equal shares in the order of the file).  The same candidates make the fifths and the figures, "
-  "which flatters the oracle and a random pick in an easy fifth, and the reverse in a hard one."
+  "equal shares in the order of the file).  The same candidates define the fifths and give the "
+  "figures, which overestimates the oracle and a random pick in an easy fifth, and underestimates "
+  "them in a hard one."
 )
 
 
@@ -49,7 +50,7 @@ class Options(config_lib.Checked):
 
   n: tuple[config_lib.Count | Literal["all"], ...] = ()
   """Values of N; none given: powers of two up to the number of candidates, and that number. all:
-  every N, without the votes that --methods does not name."""
+  every N, with only those votes that --methods names."""
   score: tuple[str, ...] = ()
   """Keys of the input whose numbers rank candidates and weigh votes, higher is better. Each key is
   also the name of a method. None given: all that a bundle has."""
@@ -75,11 +76,11 @@ class Options(config_lib.Checked):
   """The weight of a vote by orm_score or --score. plain: the score itself, which must not be
   negative; sigmoid: 1 / (1 + exp(-score)), which is P(right) if the score is its logit; softmax:
   exp(score) divided by its sum over the candidates drawn, so that a constant added to a problem's
-  scores changes nothing. Votes by step scores always weigh plainly: these are probabilities."""
+  scores changes nothing. Step scores are probabilities, and always weigh votes as they are."""
   pad_short: bool = False
-  """What N draws of a problem with fewer candidates than N. False: all of them. True: also missing
-  ones, up to the most candidates of a problem, which were cut off and are never right, as in
-  OpenAI's evaluation. The key "drawn" counts them in a file; OpenAI's release is recognised."""
+  """How to draw N from a problem with fewer candidates. False: draw all of them. True: add missing
+  candidates, up to the most of any problem; these were cut off and are never right, as in OpenAI's
+  evaluation. A file can give the true number as "drawn"; OpenAI's release is recognised."""
   seed: config_lib.Whole = 0
   """Seed of the bootstrap and of the orders of the votes."""
   resamples: config_lib.Count = 10_000
@@ -126,7 +127,7 @@ def rerank(
   total = len(samples.problems)
   for kind, each in groups.items():
     if lacking := total - sum(map(len, each.values())):
-      left_out.append(f"{lacking} of {total} problems have no {kind}: in none of the groups")
+      left_out.append(f"{lacking} of {total} problems have no {kind} and are in no group")
   labels = {name: method.label for name, method in chosen.items()}
   labels |= {f"{a} - {b}": f"{labels[a]} \N{MINUS SIGN} {labels[b]}" for a, b in pairs}
   return {
@@ -161,7 +162,7 @@ def _pairs(chosen, own, options: Options) -> list[tuple[str, str]]:
 def _curves(samples, scores, chosen, pairs, n, groups, options, progress) -> tuple[dict, ...]:
   """Returns curves by method, differences by pair, and curves by breakdown, group and method."""
   if options.band == "simultaneous" and len(samples.problems) < 2:
-    raise ValueError("--band simultaneous takes at least 2 problems, and there is 1")
+    raise ValueError("--band simultaneous needs at least 2 problems; the input has 1")
   bootstrap_key, vote_key = jax.random.split(jax.random.key(options.seed))
   sizes = _sizes(samples, options)
   draws = {"n": np.array(n), "sizes": None if (sizes == samples.correct.shape[1]).all() else sizes}
@@ -172,8 +173,8 @@ def _curves(samples, scores, chosen, pairs, n, groups, options, progress) -> tup
     )
     if unranked := [name for name, each in solved.items() if np.isnan(each).any()]:
       raise ValueError(
-        f"{unranked[0]}: scores of a problem are too far apart to rank, such as 1e-300 and 1e300 "
-        "of both signs: rescale them"
+        f"{unranked[0]}: the scores of a problem are too far apart to rank, such as 1e-300 and "
+        "1e300 of both signs; rescale them"
       )
     noise = {name: _mean_error(error) for name, error in vote_error.items()}
     differences = {}
@@ -288,7 +289,7 @@ def by_difficulty(pass_rates: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _sizes(samples: ScoredSamples, options: Options) -> np.ndarray:
-  """Returns how many candidates of each problem N counts `[P]`."""
+  """Returns the number of candidates of each problem from which N are drawn `[P]`."""
   most = samples.correct.shape[1]
   return np.full_like(samples.sizes, most) if options.pad_short else samples.sizes
 
@@ -301,7 +302,9 @@ def _pass_rates(samples: ScoredSamples, options: Options) -> np.ndarray:
 def unanswered(samples: ScoredSamples) -> list[str]:
   """Says how many candidates have no answer, if any."""
   count = int(len(samples.slots) - samples.valid.sum())
-  return [f"{count} candidates have no answer: drawn like any other, never chosen"] * bool(count)
+  return [f"{count} candidates have no answer: they may be drawn, but are never picked"] * bool(
+    count
+  )
 
 
 def contradictions(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]:
@@ -352,8 +355,8 @@ def _notices(
   result += warnings
   if weighted:
     votes = " and in ".join(weighted)
-    result.append(f"in {votes} a vote weighs the {options.vote_weight} of the score")
+    result.append(f"in {votes} the weight of a vote is the {options.vote_weight} of the score")
   elif options.vote_weight != "plain":
-    nothing = "changes nothing: no vote by an orm_score or by a --score"
+    nothing = "has no effect: no vote is weighed by orm_score or a --score"
     result.append(f"--vote_weight={options.vote_weight} {nothing}")
   return result

@@ -31,7 +31,7 @@ class ScoredSamples:
   problems: tuple[str, ...]  # [P] texts
   levels: tuple[str | None, ...]  # [P]
   subjects: tuple[str | None, ...]  # [P]
-  sizes: np.ndarray  # [P] candidates that were generated: `drawn`, or those in the files
+  sizes: np.ndarray  # [P] candidates that were generated: `drawn`, or the number in the files
   places: np.ndarray  # [P, M, F, 3] `Place` in each file; padding: line 0
   correct: np.ndarray  # [P, M] bool
   valid: np.ndarray  # [P, M] bool; False for padding and candidates without an answer
@@ -99,7 +99,7 @@ def write_bundle(samples: ScoredSamples, file: BinaryIO) -> None:
   header["files"] = [str(file.absolute()) for file in samples.files]
   stored = {name: _smallest(x) for name, x in fields.items() if isinstance(x, np.ndarray)}
   stored["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-  seekable = io.BytesIO()  # which a gzip file is not
+  seekable = io.BytesIO()  # a gzip file is not seekable
   np.savez(seekable, **stored)
   file.write(seekable.getbuffer())
 
@@ -107,7 +107,7 @@ def write_bundle(samples: ScoredSamples, file: BinaryIO) -> None:
 def _smallest(column: np.ndarray) -> np.ndarray:
   """Returns the column in the smallest dtype that holds all its values exactly."""
   if column.dtype == np.float64:
-    with np.errstate(over="ignore"):  # infinity does not equal the value
+    with np.errstate(over="ignore"):  # an overflow gives infinity, which is not equal
       single = column.astype(np.float32)
     return single if np.array_equal(single, column, equal_nan=True) else column
   if column.dtype == np.int64:
@@ -120,7 +120,7 @@ def is_bundle(path: pathlib.Path) -> bool:
   """Returns whether a file begins with the magic bytes of an .npz file."""
   with contextlib.suppress(*json_lines.BROKEN_GZIP), json_lines.opened(path) as (file, _):
     return file.read(2) == b"PK"
-  return False  # the reader of its lines reports where it is broken
+  return False  # a broken gzip file: reading its lines reports where
 
 
 def read_bundle(path: pathlib.Path) -> ScoredSamples:

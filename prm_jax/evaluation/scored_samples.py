@@ -73,7 +73,7 @@ def read_scored_samples(
       raise FileNotFoundError(f"{path}: no such file, or not a regular file")
     if is_bundle(path):
       if len(paths) > 1:
-        raise BadLine(f"{path}: is a score bundle, which is read alone: it holds all the scores")
+        raise BadLine(f"{path}: is a score bundle, which is read alone, as it holds all scores")
       return read_bundle(path)
   table = Table(paths, dict.fromkeys(scores))
   for places, record in _merged(paths, progress, "score" not in scores):
@@ -165,7 +165,7 @@ def warn_of_unused(
   """Prints a line about `unused_numbers` to standard error, if there are any.
 
   Args:
-    flag: ranks by the number "{}".
+    flag: the flag that ranks by a key, with "{}" in place of the key.
   """
   if unused := unused_numbers(paths, samples, standard):
     how = flag.format(shlex.quote(unused[0]))
@@ -176,7 +176,7 @@ def warn_of_unused(
 def unused_numbers(
   paths: Sequence[pathlib.Path], samples: ScoredSamples, standard: bool = True
 ) -> list[str]:
-  """Returns keys of numbers that may be scores but that no method ranks by; none for a bundle.
+  """Returns keys of numbers that may be scores, but by which no method ranks; none for a bundle.
 
   Only the first `LOOKED_AT` candidates are read.  Numbers that are equal for all candidates of a
   problem cannot rank them, and `BOOKKEEPING` keys are not scores.
