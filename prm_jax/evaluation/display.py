@@ -1,4 +1,4 @@
-"""HTML tables for notebooks: text is escaped, and doubt is a shade that suits light and dark."""
+"""HTML tables for notebooks: text is escaped, and low P(right) is shaded, in light and dark."""
 
 import html
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Html:
 
   Args:
     head: names of the columns.
-    rows: cells of each row: `Html` is kept, floats get three digits, other text is escaped.
+    rows: cells of each row; `Html` is not escaped, floats get three digits, the others are escaped.
   """
   lines = [_row("th", head), *(_row("td", row) for row in rows)]
   return Html(f"<table>{''.join(lines)}</table>")
 
 
 def shade(text: Any, right: float) -> Html:
-  """Returns the text on a shade that is stronger the lower P(right) is; there is none at 1."""
+  """Returns the text on a shade that is stronger for a lower P(right); at 1 there is none."""
   doubt = min(max(1 - float(right), 0.0), 1.0)
   style = f"background: rgba(213, 94, 0, {0.75 * doubt:.2f}); padding: 0 4px; border-radius: 3px"
   return Html(f'<span style="{style}">{_text(text)}</span>')

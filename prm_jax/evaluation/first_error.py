@@ -2,8 +2,8 @@
 
 The model predicts the first step that scores below a threshold, or "all right" if no step does.
 The prediction is right for the thresholds in one interval, low < t <= high: high is the smallest
-score before the first wrong step, and low the smallest score up to and with it.  A judge's verdict
-is the prediction at every threshold.
+score before the first wrong step, and low the smallest score up to and including it.  A judge's
+verdict is the prediction at every threshold.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def intervals(judged: Sequence[Judged]) -> tuple[np.ndarray, np.ndarray, np.ndar
 def sums(judged: Sequence[Judged], threshold: float | np.ndarray) -> np.ndarray:
   """Returns four indicators of each solution by threshold `[n, 4, ...]`.
 
-  They are: an error; an error that is found; no error; no error, and none is predicted.
+  They are: it has an error; its error is found; it has none; it has none, and none is predicted.
   """
   errors, low, high = intervals(judged)
   threshold = np.asarray(threshold)
@@ -60,7 +60,7 @@ def accuracies(sums: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def best_threshold(judged: Sequence[Judged]) -> float:
-  """Returns the threshold of the best F1: midway between neighbouring scores, nearest to 0.5.
+  """Returns the threshold of the best F1, midway between scores; of several, the nearest to 0.5.
 
   Raises:
     ValueError: the solutions all have an error, or none has.

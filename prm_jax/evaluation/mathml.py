@@ -12,8 +12,8 @@ from typing import Any
 
 MAX_FORMULA = 1_000  # characters; a longer formula stays LaTeX
 MAX_DEPTH = 60
-# A bracket or environment does not hold another start of its kind: of many starts without an end,
-# each would be searched to the end of the text.
+# A bracket or environment may not hold another start of its kind: otherwise many starts without an
+# end would each be searched to the end of the text.
 FORMULA = re.compile(
   r"""\$\$(?P<a>.+?)\$\$
   |(?<!\\)\\\[(?P<b>(?:(?!(?<!\\)\\\[).)+?)\\\]
@@ -38,7 +38,7 @@ VALUE = re.compile(r"[\w .,%+-]{1,40}")
 
 
 def pieces(text: str) -> list[Any]:
-  """Splits text into strings and formulas: `{"m": tree, "d": whether it has its own line}`."""
+  """Splits text into strings and formulas: `{"m": tree, "d": whether it is displayed}`."""
   out, end = [], 0
   for match in FORMULA.finditer(text):
     if (tree := typeset(match[match.lastgroup])) is None:
@@ -50,7 +50,7 @@ def pieces(text: str) -> list[Any]:
 
 
 def answer_pieces(text: str) -> list[Any]:
-  """Returns `pieces` of an answer; it may be LaTeX without signs, such as `2\\pi`."""
+  """Returns `pieces` of an answer, which may be LaTeX without delimiters, such as `2\\pi`."""
   found = pieces(text)
   bare = "\\" in text and found == [text] and not WORD.search(SHORT_TEXT.sub("", text))
   return [{"m": tree, "d": False}] if bare and (tree := typeset(text)) else found

@@ -1,7 +1,7 @@
 """PRM800K's test split and other labelled steps: step metrics, and the first wrong step.
 
 The step metrics count every labelled step, alternatives included (`trees`).  The first wrong step
-is looked for on each solution's own path (`paths`).
+is sought on each solution's own path (`paths`).
 """
 
 import dataclasses
@@ -83,7 +83,7 @@ def _kind(records: Sequence[tuple[str, dict[str, Any]]]) -> stepwise_records.Kin
   """Returns the kind of all labels of plain lines, given as (FILE:LINE, record) pairs.
 
   Where 0 may mean wrong or neutral, numbers are ratings if all are integers or one is negative, and
-  else probabilities.  Raises BadLine if the labels are of several kinds.
+  probabilities otherwise.  Raises BadLine if the labels are of several kinds.
   """
   lines = [
     (*stepwise_records.parse(record, where), where)
@@ -144,7 +144,8 @@ def measures(
 ) -> dict[str, np.ndarray]:
   """Returns the measures that have an interval, by row of `problem_weights`.
 
-  These are AUROC, accuracy, likelihood and F1 by class of the steps, and the first-error measures.
+  For the steps these are AUROC, accuracy, negative log-likelihood and F1 by class; for the first
+  wrong step `first_error.MEASURES`.
   """
   steps, weights = diagnostics.steps_of(trees), problem_weights(trees)
   rows, labels, probs = steps["solution"], steps["label"], steps["probs"]
@@ -184,7 +185,7 @@ def weighted_auroc(
   scores, positive, trees = scores[order], positive[order], trees[order]
   starts = np.flatnonzero(np.diff(scores, prepend=-np.inf))  # of runs of equal scores
   out = []
-  for row in weights:  # one by one: R x n numbers would take gigabytes
+  for row in weights:  # one at a time, as R x n numbers would take gigabytes
     drawn = row[trees]
     right = np.add.reduceat(drawn * positive, starts)
     wrong = np.add.reduceat(drawn, starts) - right

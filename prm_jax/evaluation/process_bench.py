@@ -40,8 +40,8 @@ def solutions(
       `Labelled`.
 
   Raises:
-    BadLine: a line lacks a key, has a number of scores that is not the number of steps, or a
-      verdict on a step that does not exist.
+    BadLine: a line lacks a key, does not have one score for each step, or has a verdict on a step
+      that does not exist.
   """
   for where, record in records:
     line = json_lines.convert(record, Solution, where)

@@ -28,7 +28,7 @@ from prm_jax.scoring.scorer import Scorer
 Name = Literal["process_bench", "prm_bench", "prm800k"]
 MODULES = {"process_bench": process_bench, "prm_bench": prm_bench, "prm800k": prm800k_steps}
 FILES = {"process_bench": process_bench_data.BENCHMARK, "prm_bench": prm_bench_data.BENCHMARK}
-# The benchmark that a prepared dataset is for.
+# The benchmark of each prepared dataset.
 BENCHMARKS: dict[str, Name] = {"process_bench": "process_bench", "prm_bench": "prm_bench"}
 BENCHMARKS |= dict.fromkeys(("prm800k", "arithmetic", "stepwise"), "prm800k")
 THRESHOLD = 0.5
@@ -45,7 +45,7 @@ def read(
     split: "" is the test split of prm800k, and every group of the others.
 
   Raises:
-    FileNotFoundError, NotADirectoryError, ValueError: the folder has no such benchmark.
+    FileNotFoundError, NotADirectoryError, ValueError: the folder does not hold this benchmark.
   """
   manifest = directory / MANIFEST
   made = str(json_lines.document_or_empty(manifest).get("dataset"))
@@ -76,7 +76,7 @@ def judge(
 def scored(
   name: Name, path: pathlib.Path, split: str = "", neutral: str = "positive"
 ) -> tuple[list[Judged], list[Judged]]:
-  """Returns the solutions and their trees, as `read`, of a file of the benchmark's scored lines.
+  """Returns solutions and trees, as `read` does, from a file of the benchmark's scored lines.
 
   Args:
     split: the group of the solutions; "" is every group.
@@ -128,7 +128,7 @@ def threshold(
   neutral: str,
   own: float | None = None,
 ) -> tuple[float, str]:
-  """Returns the threshold, and says where it is from.
+  """Returns the threshold, and a text that says where it is from.
 
   Args:
     given: --threshold.
@@ -137,14 +137,16 @@ def threshold(
     own: PRMBench's threshold for a readout of `DIFFERENCES`.
 
   Raises:
-    ValueError: some but not all solutions have verdicts; or there are verdicts, and a threshold or
-      its data is given; or no threshold can be found on the file.
+    ValueError: only some solutions have verdicts; or there are verdicts as well as a threshold or
+      its data; or no threshold can be found on the file.
   """
   if verdicts := [each.verdict for each in judged if each.verdict is not None]:
     if given is not None or path:
       raise ValueError("the lines have verdicts, which decide: give no threshold")
     if len(verdicts) < len(judged):
-      raise ValueError(f"{len(verdicts):,} of {len(judged):,} lines have verdicts: all or none may")
+      raise ValueError(
+        f"{len(verdicts):,} of {len(judged):,} lines have verdicts: expected all or none"
+      )
     undecided = f"{verdicts.count(UNDECIDED):,} of {len(judged):,} solutions undecided"
     return THRESHOLD, f"of the diagnostics; first wrong steps are the judge's, {undecided}"
   if path is None:
@@ -226,7 +228,7 @@ def _is_process_bench(record: dict[str, Any]) -> bool:
 
 
 class Result(msgspec.Struct):
-  """The keys that `compared` reads of a result file; its problems are hashes, its texts missing."""
+  """The keys that `compared` reads of a result file, where problems are hashes without texts."""
 
   benchmark: Name
   threshold: float
@@ -235,7 +237,7 @@ class Result(msgspec.Struct):
 
 
 def read_result(path: pathlib.Path) -> Result:
-  """Reads a result file; raises BadLine if it is none, or of a version that stored other keys."""
+  """Reads a result file; raises BadLine if it is another file, or an old one with other keys."""
   document = json_lines.document(path)
   if "benchmark" in document and "threshold" not in document:
     raise json_lines.BadLine(f"{path}: the result of an outcome model, which decides no steps")
@@ -282,7 +284,7 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
     if np.isfinite([*values.values()]).all():
       rows[key] = values | {"difference": each["value"], "low": each["low"], "high": each["high"]}
   limits = thresholds
-  if name == "prm_bench":  # it decides that a score equal to the threshold is wrong
+  if name == "prm_bench":  # for PRMBench, a score equal to the threshold is wrong
     limits = np.nextafter(thresholds, np.inf)
   return {
     "benchmark": name,

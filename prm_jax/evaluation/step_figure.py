@@ -22,7 +22,7 @@ def draw(result: dict[str, Any]) -> bytes:
   _by_step(axes[1], calibration["by_step"])
   _curve(axes[2], result)
   for each in axes:
-    if each.get_legend_handles_labels()[0]:  # below, where it hides nothing
+    if each.get_legend_handles_labels()[0]:  # the legend is below the axes, where it hides nothing
       place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 3}
       style = {"fontsize": 8, "frameon": False, "columnspacing": 1, "handletextpad": 0.5}
       for text in each.legend(**place, **style).get_texts():
