@@ -372,7 +372,7 @@ def test_a_cache_that_cannot_be_used_is_a_warning(tmp_path, capsys):
   for place in (tmp_path / "verdicts", tmp_path / "verdicts" / "below"):
     with Grader(cache=place, workers=1) as one:
       assert one.verdicts([(r"\sqrt{8}", r"2\sqrt{2}")]) == ["equal"]
-    assert "verdicts are not kept" in capsys.readouterr().err
+    assert "verdicts are not stored" in capsys.readouterr().err
 
 
 LATEX = ["\\frac", "{", "}", "\\sqrt", "^", "_", "1", "23", "x", ".", ",", "$", "\\boxed", "(", "]"]

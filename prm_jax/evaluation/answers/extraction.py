@@ -8,7 +8,7 @@ BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 HEADING = re.compile(r"^#+ *Answer\b:?[ \t]*", re.MULTILINE)  # in PRM800K's solutions
 # No two runs of \s stand side by side: that would take quadratic time.
 SAID = re.compile(r"(?i)\b(?:final )?answer(?: is)?(?:\*\*)?(?:\s*(?::(?:\*\*)?|\*\*))?\s+(?=\S)")
-# The ending that the prompts of Minerva and of the language model harness ask for.
+# The ending that the prompts of Minerva and of lm-evaluation-harness ask for.
 HOPED = re.compile(r"(?is).*final answer is:?\s*(\S.*?)[.\s]*")
 OPENED_BY = {r"\]": r"\[", r"\)": r"\(", "$$": "$$"}
 # Text between two boxes of one answer: "\boxed{1}, \boxed{2}", "\boxed{3} papers and \boxed{4}".
@@ -26,7 +26,7 @@ def final_answer(text: str, rule: Rule = "auto") -> str | None:
       commas, "and" or "or" join in a sentence are one answer.  "heading" takes the text after the
       last "# Answer".  "last_line" takes the last line or displayed formula, after "answer is" if
       the line has it.  "auto" takes "The final answer is X. I hope it is correct" if no box is in
-      X or after it, and else tries the other rules in this order.
+      X or after it; otherwise it tries the other rules in this order.
   """
   text = text[-MAX_TEXT:]
   answer = _hoped(text) if rule == "auto" else None

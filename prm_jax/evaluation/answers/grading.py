@@ -39,7 +39,7 @@ EQUAL, DIFFERENT = DECIDED = "equal", "different"
 CACHE = storage.CACHE / "verdicts.sqlite"
 PACKAGES = {"math_verify": "math-verify", "openai": "sympy"}  # the verdicts depend on them
 MAX_CLASSES = 8  # most classes that an answer is compared with, the most frequent first
-RULES = "9"  # increase it when a grader's rules change: stored verdicts are then not used
+RULES = "9"  # increase it when a grader's rules change, so that stored verdicts are not used
 DECIMAL_COMMA = re.compile(r"([+-]?\d{1,300}),(\d{1,300})")
 Pair = tuple[str, str]
 T = TypeVar("T")
@@ -140,8 +140,8 @@ class Grader:
   def classes(self, problems: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
     """Returns the equivalence class of each answer of each problem, numbered by first appearance.
 
-    Answers of one normal form are of one class.  The other answers, the most frequent first, are
-    compared with the most frequent classes so far.  An undecided answer stays apart.
+    Answers with equal normal forms are in one class.  Other answers, the most frequent first, are
+    compared with the most frequent classes so far.  An undecided answer gets a class of its own.
 
     Args:
       problems: how often each answer of a problem was given.
@@ -170,14 +170,14 @@ def _join(answers: Mapping[str, int]) -> Generator[Pair, bool, dict[str, int]]:
   """
   forms = {answer: normal_form(answer) for answer in answers}
   percentages = {answer for answer in answers if is_percentage(answer)}
-  # 50% is 50 if an answer without a sign is that; otherwise it is 0.5.
+  # 50% is 50 if an answer without the sign is 50; otherwise it is 0.5.
   plain = {number(form) for answer, form in forms.items() if answer not in percentages} - {None}
   if not plain & {number(forms[answer]) for answer in percentages}:
     forms |= {answer: hundredth(forms[answer]) for answer in percentages}
   counts, spelling = collections.Counter(), {}
   for answer, form in forms.items():
     counts[form] += answers[answer]
-    # A form lacks the space between number and unit.
+    # The answer goes to math-verify: its form lacks the space between number and unit.
     spelling.setdefault(form, form if answer in percentages else answer)
   class_of: dict[str, str] = {}  # the first form of the class of each form
   classes: list[str] = []
@@ -227,7 +227,7 @@ class _Cache:
         file.execute("CREATE TABLE IF NOT EXISTS verdicts (key BLOB PRIMARY KEY, verdict TEXT)")
         return work(file)
     except (OSError, sqlite3.Error) as error:
-      print(f"warning: {self.path}: verdicts are not kept: {error}", file=sys.stderr)
+      print(f"warning: {self.path}: verdicts are not stored: {error}", file=sys.stderr)
       self.usable = False
       return None
 

@@ -1,8 +1,8 @@
 """Judges two answers with math-verify, in a worker process that may be killed.
 
-math-verify (0.9) alone calls 1/2004! and 1/2006! equal, 11 in base 2 and 11, and an equation and
-its right side in one order but not in the other.  This module puts every pair in the order that
-math-verify judges correctly, and checks the pairs that it calls equal again.
+By itself, math-verify (0.9) calls 1/2004! and 1/2006! equal, and 11 in base 2 and 11, and an
+equation and its right side in one order only.  This module puts every pair in the order that
+math-verify judges correctly, and checks again the pairs that math-verify calls equal.
 """
 
 import functools
@@ -26,8 +26,8 @@ MAX_EXPONENT, MAX_FACTORIAL, MAX_DIGITS, MAX_DEPTH = 10_000, 5_000, 300, 30
 IN_BASE = re.compile(r"(\d+)_\{?(\d+)\}?")
 FENCED = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
 SENTENCE = re.compile(r"[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}")
-# A number and its unit: math-verify knows percent and few units, and reads others as products of
-# letters.  These words belong to the value.
+# Words after a number that belong to its value.  UNIT takes others for a unit: math-verify knows
+# percent and few units, and reads the rest as products of letters.
 NOT_UNITS = (
   "alpha|beta|gamma|delta|(?:var)?epsilon|zeta|theta|iota|kappa|lambda|sigma|upsilon|omega|infinity"
   "|sqrt|root|arc(?:sin|cos|tan|sec|csc|cot)|sinh|cosh|tanh|sech|csch|coth|modulo|squared|cubed"
@@ -60,7 +60,7 @@ LONE_NUMBER = re.compile(
   r"(?:[^\w\\^+*/=<>{}|!&\u2200-\u22ff\n-]|(?<=[\sA-Za-z.])[A-Za-z])*+(?:\\\\[^\S\n]*)?"
   r"(?:\n[^\d\\^]*)?"
 )
-# math-verify takes only an i that stands alone as imaginary, and does not read an upright e.
+# math-verify reads only a lone i as the imaginary unit, and does not read an upright e.
 CONSTANT = re.compile(r"(?<=\d)(i)(?![A-Za-z_])|(?<![A-Za-z_\\])(i)(?=\d)|\\mathrm\{([ei])\}")
 INFINITE = sympy.oo, -sympy.oo, sympy.zoo, sympy.nan
 EXACT, ROUNDED = 1e-25, 2e-2  # largest relative difference between equal values
@@ -140,7 +140,7 @@ def parsed(text: str) -> tuple[Any, ...]:
     readers = readers if LONE_NUMBER.fullmatch(text) else readers[:1]
     text = f"${text}$"
   parts = math_verify.parse(text, readers, parsing_timeout=None)
-  if parts and isinstance(parts[0], str):  # the source alone: not read
+  if parts and isinstance(parts[0], str):  # only the source: math-verify could not read it
     return ()
   if parts and isinstance(parts[0], Eq) and isinstance(parts[0].rhs, Set):  # x in [1, 2]
     parts[0] = parts[0].rhs
@@ -148,7 +148,7 @@ def parsed(text: str) -> tuple[Any, ...]:
 
 
 def _in_base(form: str) -> int | None:
-  """Returns the value of digits in the base of their subscript, or else ten; None if not valid."""
+  """Returns the value of digits in the base of their subscript, else ten; None if not valid."""
   if match := IN_BASE.fullmatch(form):
     digits, base = match[1], int(match[2])
     return int(digits, base) if 2 <= base <= 36 and max(map(int, digits)) < base else None
@@ -160,7 +160,7 @@ def _is(kind: Callable[[Basic], bool], x: Any) -> bool:
 
 
 def _ordered(x: list, y: list) -> tuple[list, list]:
-  """Returns the two in the order gold, prediction.
+  """Returns the two answers in the order gold, prediction.
 
   math-verify unwraps any equation in a prediction but only an assignment in gold, so an equation is
   gold.  A relation is gold too: only in gold does math-verify turn it into its set.
@@ -223,7 +223,7 @@ def _values(x: Any) -> list[tuple[Any, bool]] | None:
       return None
     try:
       value = sympy.N(part.doit(), 60)
-    except Exception:  # sympy raises anything; math-verify's verdict then stands
+    except Exception:  # sympy raises errors of any kind; math-verify's verdict then stands
       return None
     if not isinstance(value, Basic) or not value.is_comparable:
       return None

@@ -1,4 +1,4 @@
-r"""A canonical spelling of an answer, which is not interpreted.
+r"""A canonical spelling of an answer, without interpretation.
 
 `normal_form(r"$\dfrac12$ cm")` and `normal_form(r"\frac{1}{2}\text{ cm}")` are equal, and `number`
 gives 1/2 and 0.5 the same value.  `grading` decides whether answers of different forms are equal.

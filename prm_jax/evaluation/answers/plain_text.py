@@ -1,4 +1,4 @@
-r"""Reads the signs of plain text as LaTeX.
+r"""Rewrites the signs of plain text as LaTeX.
 
 `latex("3√2")` is `3\sqrt{2}`, and `latex("2·10^-3")` is `2\cdot 10^{-3}`.
 """

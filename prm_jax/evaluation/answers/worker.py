@@ -14,7 +14,7 @@ def _at_most(kind: int, limit: int) -> int:
 
 
 def main() -> None:
-  """Judges the jobs of standard input, a JSON line each, until it ends."""
+  """Judges the jobs on standard input, one JSON line each, until the input ends."""
   memory, seconds = map(int, sys.argv[1:])
   out = os.fdopen(os.dup(1), "w")  # libraries print to standard error
   os.dup2(2, 1)
@@ -46,7 +46,7 @@ def main() -> None:
       verdict = "undecided: memory"
     except RecursionError:
       verdict = "undecided: nested too deeply"
-    except Exception as error:  # sympy raises anything
+    except Exception as error:  # sympy raises errors of any kind
       verdict = f"undecided: {type(error).__name__}"
     send("verdict", verdict)
 

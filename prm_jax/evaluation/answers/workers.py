@@ -60,14 +60,14 @@ class _Worker:
       os.killpg(self.process.pid, signal.SIGKILL)
 
   def judge(self, job: dict[str, Any], seconds: float) -> tuple[str, str]:
-    """Returns the verdict of a job, and the answer that was parsed last; "": it compared both."""
+    """Returns the verdict of a job, and the answer being parsed; "" once both are parsed."""
     self.jobs += 1
     reading = ""
     with self._deadline(seconds):
-      with contextlib.suppress(BrokenPipeError):  # it has died, and its output has an end
+      with contextlib.suppress(BrokenPipeError):  # the worker has died, so its output ends
         print(json.dumps(job), file=self.process.stdin, flush=True)
       for line in self.process.stdout:
-        if not line.endswith("\n"):  # it was killed as it wrote
+        if not line.endswith("\n"):  # the worker was killed while it wrote
           break
         kind, value = json.loads(line)
         if kind == "verdict":
