@@ -3,11 +3,12 @@
   python scripts/compare.py --input=graded.jsonl --scores people=people.jsonl rollouts=roll.jsonl \\
     --output_dir=report
 
---input: candidates of grade.py.  --scores: the same candidates scored by score.py, each NAME=FILE;
-NAME/2 is the model NAME trained on half of the labelled problems, and NAME:min reduces its steps by
-min.  --neutral=negative: a neutral step counts as wrong, for all models.  Every method is compared
-with the majority, with the generator's log-probability and with the methods of --against.
---process_bench: results of evaluate.py --benchmark=process_bench, each NAME=FILE.
+--input has the candidates, graded by grade.py.  --scores has the same candidates scored by
+score.py, as NAME=FILE; NAME/2 is the model NAME trained on half of the labelled problems, and
+NAME:min reduces its steps by min.  With --neutral=negative a neutral step counts as wrong, for all
+models.  Every method is compared with the majority vote, with the generator's log-probability and
+with the methods of --against.  --process_bench has results of evaluate.py
+--benchmark=process_bench, as NAME=FILE.
 
 Writes comparison.json (every number, with 95 % bootstrap intervals over problems), comparison.png,
 and comparison.html, which also shows solutions where a model's pick and the majority disagree and
@@ -36,12 +37,12 @@ class Args(config_lib.Checked):
   output_dir: pathlib.Path  # of comparison.json, .png and .html
   scores: tuple[str, ...] = ()  # NAME=FILE, NAME/2=FILE, NAME:min=FILE, NAME/2:min=FILE
   process_bench: tuple[str, ...] = ()  # NAME=FILE
-  reduction: reductions.Reduction = "product"  # of steps
+  reduction: reductions.Reduction = "product"  # of step scores to a solution's score
   neutral: Literal["positive", "negative"] = "positive"  # how a neutral step counts
-  against: tuple[str, ...] = ()  # further methods that every other is compared with
+  against: tuple[str, ...] = ()  # further methods with which every other is compared
   n: tuple[config_lib.Count, ...] = ()  # values of N; none: powers of two, and all candidates
-  seed: config_lib.Whole = 0
-  figures: tuple[Vector, ...] = ()  # comparison.png as .pdf, .svg too
+  seed: config_lib.Whole = 0  # of the bootstrap and of the orders of weighted votes
+  figures: tuple[Vector, ...] = ()  # further formats of comparison.png
   title: str = "Which solution to choose?"  # of the page
 
 

@@ -9,15 +9,16 @@
 
 process_bench and prm_bench: --data_dir holds their published files, or what prepare_data.py
 wrote.  prm800k: --data_dir is a dataset of prepare_data.py (prm800k, stepwise or arithmetic).
---input takes the benchmark's own lines with `rating_probs` added, by any model, or `step_scores`:
-P(right) of each step (docs/judging.md).
+--input takes the benchmark's own lines, to which any model has added `rating_probs` or
+`step_scores`, P(right) of each step (docs/judging.md).
 
-A step that scores below the threshold is decided wrong.  The threshold is --threshold, 0.5 if not
-given, or the one that finds first wrong steps best on the solutions of --threshold_data; the result
-says which.  OUTPUT has every number, and OUTPUT.png shows calibration and the curve over
-thresholds.  Intervals are 95 % bootstrap intervals over problems.  No solution is truncated.  An
-outcome model (prm800k) is read at the end of each solution: no threshold, no intervals, no picture.
-After an interruption the same command continues where it stopped.
+A step that scores below the threshold is decided wrong.  The threshold is --threshold, or the one
+that finds first wrong steps best on the solutions of --threshold_data, or 0.5 (PRMBench has its own
+for skywork-o1-prm); the result says which.  OUTPUT has every number, and OUTPUT.png shows
+calibration and the curve over thresholds.  Intervals are 95 % bootstrap intervals over problems.
+No solution is truncated.  An outcome model (prm800k only) is read at the end of each solution; its
+result has no threshold, intervals or figure.  After an interruption the same command continues
+where it stopped.
 """
 
 from prm_jax.runtime import exits
@@ -50,7 +51,7 @@ class Args(options.RewardModel):
   threshold: Threshold | None = None  # a step that scores below it is decided wrong
   threshold_data: pathlib.Path | None = None  # labelled solutions to find the threshold on instead
   compare: tuple[pathlib.Path, pathlib.Path] | None = None  # two results of this script
-  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
+  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not detect
 
 
 def main() -> None:
@@ -158,7 +159,7 @@ def judged(args: Args, output, journal) -> list[str]:
     scored, trees = step_benchmarks.scored(args.benchmark, args.input, args.split, args.neutral)
   elif solutions:
     scored, trees, speed = step_benchmarks.judge(scorer, solutions, trees)
-  else:  # data of outcomes alone
+  else:  # the data has only outcomes
     raise ValueError(f"{args.data_dir}, split {args.split or 'test'}: no labelled step")
   threshold, origin = step_benchmarks.threshold(
     args.threshold, args.threshold_data, scorer, scored, args.neutral, own
@@ -175,7 +176,7 @@ def judged(args: Args, output, journal) -> list[str]:
   lines = [described(how), f"threshold {threshold:.4g}: {origin}"]
   lines += step_benchmarks.MODULES[args.benchmark].table(result)
   lines += diagnostics.table(result["diagnostics"])
-  if "tokens_per_second" in speed and not journal.resumed:  # else it would count known batches
+  if "tokens_per_second" in speed and not journal.resumed:  # stored batches took no time
     lines.append(
       f"{speed['solutions']:,} solutions, {speed['tokens']:,} tokens in {speed['seconds']:,.0f} s: "
       f"{speed['tokens_per_second']:,.0f} tokens/s"

@@ -7,16 +7,17 @@
 
 supervision: process and outcome supervision on the same solutions (section 4.1).  active: choosing
 what to label (4.2).  generations: iterative retraining.  ood: other domains (section 5).  noise:
-flipped labels.  tuning: the search behind the settings.  alternatives: the quick start's ablation.
-search: a search guided by a reward model, against best-of-N.  rollouts: step labels from rollouts.
+flipped labels.  tuning: the hyper-parameter search.  alternatives: the quick start with and without
+rated alternatives of steps.  search: PRM-guided search against best-of-N.  rollouts: step labels
+from rollouts.
 
 Writes OUTPUT_DIR/NAME.json (every number, by seed), NAME.png and NAME.html.  A run that was stopped
 resumes when it is started again.  Experiments with one OUTPUT_DIR share the base models and the
 labeller.
 
---scale=smoke, cpu or full is a file in configs/experiments/; --plan names another one.  With --plan
-or --scale=full, --pool, --base and --labels or --labeller put real candidates, a public model and
-human labels in place of the embedded domain (docs/experiments.md).
+--scale=smoke, cpu or full names a plan in configs/experiments/; --plan names another file.  With
+--plan or --scale=full, --pool, --base and --labels or --labeller replace the embedded domain by
+real candidates, a public model and human labels (docs/experiments.md).
 """
 
 from prm_jax.runtime import exits
@@ -43,12 +44,12 @@ class Args:
   seeds: tuple[int, ...] = ()  # in place of the plan's; tune on seeds from 100 up
   workers: int | None = None  # worker processes of one core each; 0: this process, all devices
   pool: str = ""  # candidates to choose from and to train on, JSON lines with is_correct
-  test: str = ""  # candidates of other problems; without it half of the pool's are held out
+  test: str = ""  # candidates of other problems; not given: half of the pool's are held out
   labels: str = ""  # dataset of prepare_data.py on which the labeller is trained
   labeller: str = ""  # instead of --labels: the work directory of a trained labeller
   base: str = ""  # public model or work directory that every model starts from
   domains: tuple[str, ...] = ()  # of ood: NAME=FILE of candidates
-  from_json: pathlib.Path | None = None  # only draws these results again
+  from_json: pathlib.Path | None = None  # results to draw again, without running anything
   figures: tuple[Vector, ...] = ()  # also writes the figure as NAME.pdf, NAME.svg
 
 
@@ -89,7 +90,7 @@ def planned(args: Args):
   plan = command_line.read(str(path), Plan)
   given = {name: value for name in vars(Files()) if (value := getattr(args, name, None))}
   flag = f"--{next(iter(given), '')}"
-  own_data = hasattr(jobs.module(args.name), "study")  # the quick start's
+  own_data = hasattr(jobs.module(args.name), "study")  # it uses the quick start's data
   if given and own_data:
     raise ValueError(f"{args.name} uses the quick start's data and takes no {flag}")
   if given and not args.plan and args.scale != "full":

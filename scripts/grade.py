@@ -74,7 +74,7 @@ def main() -> None:
   if args.precision != Args.precision and args.grader != "math_verify":
     raise ValueError(f"--precision has no effect with --grader={args.grader}")
   storage.refuse_inputs([args.output, args.right], [args.input])
-  # The default is left out, as in other scripts, which then find these verdicts.
+  # The default is left out, as in other scripts, so that they find these verdicts.
   options = {} if args.precision == Args.precision else {"precision": args.precision}
   grader = grading.Grader(args.grader, args.verdicts, args.seconds, args.workers, **options)
   with storage.written_together() as output, grader:
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def candidate(record: dict[str, Any], where: str) -> Candidate:
-  """Returns the keys of a line; raises BadLine, also for a whole problem as rerank.py reads it."""
+  """Returns the keys of a line; raises BadLine, also for a line that holds a problem's samples."""
   if isinstance(record.get("samples"), list) and not record.keys() & {"steps", "text"}:
     message = 'a problem with "samples"; grade.py takes one candidate a line'
     raise json_lines.BadLine(f"{where}: {message}")
@@ -102,7 +102,7 @@ def grade(
   Args:
     right: file that gets the right candidates, to train on.
   """
-  if not path.is_file():  # it is read twice
+  if not path.is_file():  # the file is read twice, which a pipe cannot be
     raise FileNotFoundError(f"{path}: no such file, or not a regular file")
   counts, done = collections.Counter(), 0
   total = sum(1 for _ in json_lines.lines(path))

@@ -3,9 +3,9 @@
   python scripts/rerank.py --input scored.jsonl --output_dir report
   python scripts/rerank.py --input mine.jsonl --output_dir report --score my_rm --label "My RM"
 
-Reads files in the form of OpenAI's scored-test-samples.jsonl or of one problem a line with its
-samples, plain or .gz, and bundles of --write_bundle; prints a table and writes report.json,
-best_of_n.png and report.html.  --score ranks by any number of each candidate (docs/reranking.md).
+Reads JSON lines, plain or .gz, in the form of OpenAI's scored-test-samples.jsonl or of one problem
+a line with its samples; or a bundle of --write_bundle.  Prints a table and writes report.json,
+best_of_n.png and report.html.  --score ranks by any key with a number (docs/reranking.md).
 """
 
 from prm_jax.runtime import exits
@@ -26,8 +26,8 @@ from prm_jax.runtime import command_line, json_lines, storage
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Args(reranking.Options):
   input: tuple[pathlib.Path, ...]
-  """JSON lines of scored samples, or a bundle. Several files hold the same candidates scored by
-  different models: their keys are merged line by line."""
+  """JSON lines of scored samples, or a bundle. Several files must hold the same candidates, scored
+  by different models; their keys are merged line by line."""
   output_dir: pathlib.Path
   """Directory of report.json, best_of_n.png and report.html."""
   format: Literal["table", "json", "csv"] = "table"

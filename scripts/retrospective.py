@@ -3,8 +3,8 @@
   python scripts/retrospective.py --source=prm800k/data --output=retrospective.json
 
 --source is a folder with any of upstream's files (phase1_train.jsonl, phase2_train.jsonl and the
-like), or one of them.  The screen shows records, labels, final answers and the scores at selection,
-by phase and generation, and how many records lack the fields.
+like), or one of them.  The script prints counts of records, labels and final answers, and the
+scores at selection, by phase and generation, and how many records lack these fields.
 """
 
 from prm_jax.runtime import exits

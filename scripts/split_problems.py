@@ -4,13 +4,14 @@
 
 Writes three files:
 
-  OUTPUT/reported.jsonl  half of the 500 MATH test problems of PRM800K's split, by level
+  OUTPUT/reported.jsonl  half of the 500 MATH test problems of PRM800K's split, half of each level
   OUTPUT/own.jsonl       the other half and, if DIR holds PRM800K's records, their problems with an
                          answer
-  OUTPUT/manifest.json   counts and hashes, and that no problem is in both
+  OUTPUT/manifest.json   counts and hashes of both; they share no problem
 
-Make labels, settings and thresholds on own.jsonl; report figures on reported.jsonl.  generate.py
-reads both.  DIR is as for prepare_data.py; without it the script downloads the test problems.
+Use own.jsonl for labels, settings and thresholds, and reported.jsonl for reported figures.
+generate.py reads both.  DIR is as for prepare_data.py; without it the script downloads the test
+problems.
 """
 
 from prm_jax.runtime import exits
@@ -41,7 +42,7 @@ class Args(config_lib.Checked):
   levels: tuple[config_lib.Whole, ...] = ()  # levels of the test problems to take; none: all
   reported: config_lib.Whole = 0  # limit of problems to report on; 0: the whole half
   own: config_lib.Whole = 0  # limit of problems of the other half; 0: all of it
-  training: config_lib.Whole | None = None  # limit of problems of PRM800K's records; None: all
+  training: config_lib.Whole | None = None  # limit of problems of PRM800K's records; default: all
   download_dir: pathlib.Path = download.DOWNLOADS
 
 
@@ -55,7 +56,7 @@ def main() -> None:
   others = solved(args.source, {problem_key(each.problem) for each in test}) if args.source else []
   chosen = [each for each in test if not args.levels or each.level in args.levels]
   if len(chosen) < 2:
-    raise ValueError(f"--levels={args.levels}: {len(chosen)} of {len(test)} problems")
+    raise ValueError(f"--levels={args.levels}: {len(chosen)} test problems; at least 2 are needed")
   reported, own = halves(chosen, args.seed)
   files = {
     "reported": reported[: args.reported or None],
@@ -103,7 +104,7 @@ def solved(source: pathlib.Path, excluded: Collection[str]) -> list[dict[str, An
 
 
 def halves(problems: Sequence[math_splits.Problem], seed: int) -> tuple[list[dict], list[dict]]:
-  """Returns two halves of the problems of each level, as lines of generate.py.
+  """Returns two halves of the problems, each with half of every level, as lines for generate.py.
 
   Every prefix of a half has the levels in proportion, so a caller may take fewer problems.
   """

@@ -28,7 +28,7 @@ MAX_SOLUTIONS = 100_000
 class Args(config_lib.Checked):
   input: pathlib.Path
   output: pathlib.Path | None = None  # not given: INPUT.html
-  labels: pathlib.Path | None = None  # labelled steps of the same solutions
+  labels: pathlib.Path | None = None  # file with labelled steps of the same solutions
   neutral: Literal["positive", "negative"] = "positive"  # how the neutral class counts
   threshold: config_lib.Share = 0.5  # a step below it is doubted
   problems: config_lib.Count | None = None  # how many of the first problems to show; default: all
