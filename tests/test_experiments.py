@@ -390,7 +390,7 @@ def test_a_domain_needs_a_name_and_a_file(domains):
 def test_an_outcome_model_cannot_be_the_labeller(tmp_path, untrained, monkeypatch):
   """A labeller that rates whole solutions only is an error."""
   monkeypatch.setattr(models, "load", lambda path: Untrained("x", "outcome"))
-  with pytest.raises(ValueError, match="outcome model labels no steps"):
+  with pytest.raises(ValueError, match="outcome model cannot label steps"):
     jobs.run("noise", SMOKE, tmp_path)
 
 

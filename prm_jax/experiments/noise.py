@@ -81,7 +81,7 @@ def flipped(ratings: Sequence[Sequence[int]], share: float, seed: int) -> list[t
 
 
 def _lost(results: Results, arm: str, share: float) -> dict[str, list]:
-  """Returns the change of best-of-N against the first share, no flips."""
+  """Returns the change of best-of-N from the first share, which has no flips."""
   return results.minus(f"{arm}-{share:g}", f"{arm}-{results.plan['noise'][0]:g}")
 
 
@@ -115,7 +115,7 @@ def tables(results: Results) -> list[Table]:
   runs = [f"process-{s:g}" for s in shares]
   agreement = lambda run, key: mean(each["agreement"][key] for each in results.of(run))
   counts = (f"{sum(results.labels(run).values()) / len(results.seeds):,.0f}" for run in runs)
-  rows.append(["labels of steps that are left", *counts])
+  rows.append(["labelled steps, up to the first error", *counts])
   moved = (f"{100 * results.mean(run, 'moved'):.1f}" for run in runs)
   rows.append(["solutions with another first error, %", *moved])
   agree = (f"{100 * agreement(run, 'share'):.1f}" for run in runs)

@@ -88,7 +88,10 @@ def judged(scorers: dict[str, Any], task: tasks.Task) -> dict[str, Any]:
 
 
 def compared(results: Results) -> dict[str, dict[str, Any]]:
-  """Returns Table 1 at the largest N of each domain, with intervals over seeds and problems."""
+  """Returns Table 1 with intervals over seeds and problems, at every N of a domain.
+
+  The aggregate takes the largest N of each domain.
+  """
   by_seed = [run["domains"] for run in results.of("domains")]
   names = [*by_seed[0]]
   table, curves, crossed = {}, {}, {}

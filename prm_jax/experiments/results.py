@@ -1,9 +1,9 @@
 """The results of an experiment, their intervals over seeds and problems, and tables of them.
 
 An array `[S, P, ...]` holds results of S seeds on P test problems each.  A bootstrap resample draws
-seeds, and within each of them problems, with replacement (once for all seeds that share the test):
-the 95 % percentile interval holds the noise of data, training and test problems.  Arms of a seed
-share problems, so their differences are resampled together.
+seeds, and within each of them problems, with replacement (once for all seeds that share the test).
+The 95 % percentile interval thus covers the noise of data, training and test problems.  Arms of a
+seed share problems, so their differences are resampled together.
 """
 
 import collections
@@ -53,7 +53,7 @@ class Results:
     return self.info[0]["n"]
 
   def at(self, *n: int) -> list[int]:
-    """Returns the indices of those of these N that there are, and of the largest N."""
+    """Returns the indices of the given N, as far as they exist, and of the largest N."""
     return [k for k, each in enumerate(self.n) if each in (*n, self.n[-1])]
 
   @property
@@ -66,7 +66,7 @@ class Results:
     return interval(means(values, self.crossed))
 
   def of(self, run: str) -> list[dict[str, Any]]:
-    """Returns the results of that name, in the order of the seeds."""
+    """Returns a run's result of each seed, in the order of the seeds."""
     by_seed = {each["seed"]: each for each in self.runs if each["run"] == run}
     return [by_seed[seed] for seed in self.seeds]
 
@@ -85,11 +85,11 @@ class Results:
     return self.intervals(self.accuracy(a) - self.accuracy(b))
 
   def values(self, run: str, key: str) -> list[float]:
-    """Returns a number of each seed that has it."""
+    """Returns a key's number from each seed that has it."""
     return [each[key] for each in self.of(run) if each.get(key) is not None]
 
   def mean(self, run: str, key: str) -> float | None:
-    """Returns the mean of a number over the seeds that have it."""
+    """Returns the mean of a key's number over the seeds that have it."""
     return mean(self.values(run, key))
 
   def labels(self, run: str) -> dict[str, int]:
@@ -156,7 +156,7 @@ def ratios(part: np.ndarray, whole: np.ndarray, crossed: bool = False) -> np.nda
 
 
 def ratio_interval(ratios: np.ndarray) -> dict[str, float | None]:
-  """Returns the first of `[1 + R]` ratios with the interval of the others; None: not finite.
+  """Returns the first of `[1 + R]` ratios with the interval of the others; None if not finite.
 
   A resample without a number counts as the lowest for the lower limit, and as the highest for the
   upper limit.
@@ -172,7 +172,7 @@ def ratio_interval(ratios: np.ndarray) -> dict[str, float | None]:
 def percent(
   curve: dict[str, list], sign: bool = False, at: int = -1, scale: float = 100, digits: int = 1
 ) -> str:
-  """Returns a mean with its interval, in %, as "81.2 (78.0 to 84.1)"; "-": there is none."""
+  """Returns a mean with its interval, in %, as "81.2 (78.0 to 84.1)"; "-" if there is none."""
   if curve["mean"][at] is None:
     return "-"
   values = (curve[key][at] for key in ("mean", "low", "high"))

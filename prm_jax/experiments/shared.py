@@ -79,11 +79,11 @@ def study(plan: Plan, directory: pathlib.Path, folder: pathlib.Path, seed: int) 
     directory, folder: of all experiments, and of the seed.
 
   Raises:
-    ValueError: the labeller labels no steps.
+    ValueError: the labeller is not a process model.
   """
   path = plan.files.labeller or directory / "shared" / "labeller"
   labeller = models.load(path)
   if labeller.contract.objective != "process":
-    raise ValueError(f"{path}: an {labeller.contract.objective} model labels no steps")
-  plan_lib.keep(plan, directory / "shared")  # even if nothing was trained there
+    raise ValueError(f"{path}: an {labeller.contract.objective} model cannot label steps")
+  plan_lib.keep(plan, directory / "shared")  # `prepare` may have trained nothing
   return Study(plan, folder, seed, bases(plan, directory), labeller)

@@ -36,7 +36,7 @@ class Study:
   plan: Plan
   directory: pathlib.Path  # of the seed's models and results
   seed: int
-  bases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # as of `shared.bases`
+  bases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of `shared.bases`
   labeller: Scorer | None = None  # None: the labels are given with the solutions
   # The labels of `solutions` so far, by problem and steps.
   _labels: dict[tuple[str, tuple[str, ...]], synthetic.Ratings] = dataclasses.field(
@@ -64,7 +64,7 @@ class Study:
     recipe: str,
     base: str = "",
   ) -> Scorer:
-    """Returns a reward model trained on the solutions; resumes a training that was stopped.
+    """Returns a reward model trained on the solutions; resumes a run that was stopped.
 
     Args:
       base: initial checkpoint, unless the settings name one; "": random parameters.
@@ -81,7 +81,7 @@ class Study:
 
   @functools.cached_property
   def task(self) -> Task:
-    """The pool and the test problems, of the files of the plan or of the embedded domain."""
+    """The pool and the test problems, from the plan's files or from the embedded domain."""
     files = self.plan.files
     if not files.pool:
       return self.plan.embedded.task(self.seed, self.plan.setting)
@@ -134,7 +134,7 @@ class Study:
     Args:
       arm: "process": the labeller's labels of steps; "outcome_labeller": its outcome;
         "outcome_answer": whether the final answer is right.
-      problems: as of `solutions`.
+      problems: as in `solutions`.
     """
     solutions = self.solutions(chosen, problems)
     if arm == "process":
@@ -156,7 +156,7 @@ class Study:
   def judged(
     self, name: str, objective: str, trees: Sequence[StepTree], recipe: str, **changes: Any
   ) -> dict[str, Any]:
-    """Trains a model, and returns what `measured` does; arguments as of `train`."""
+    """Trains a model as `train` does, and returns its `measured`."""
     return self.measured(self.train(name, objective, trees, recipe, **changes), trees)
 
   def measured(self, scorer: Scorer, trees: Sequence[StepTree]) -> dict[str, Any]:
@@ -173,9 +173,9 @@ class Study:
 
   @functools.cached_property
   def pool(self) -> Callable[[str], active.Pool]:
-    """The function that returns the pool's solutions as a trained model, the selector, scores them.
+    """A function that returns the pool with the scores of a trained model, the selector.
 
-    It keeps the answers for three models, because scoring takes long.
+    It caches the pools of three models, because scoring takes long.
     """
     # Not `self` in the function: a cycle would keep the labeller in memory after its seed.
     problems, directory = self.task.pool, self.directory
@@ -198,7 +198,7 @@ class Study:
   def choice(
     self, model: str, rule: str, count: int, seed: int, known: Iterable[Place], **options: Any
   ) -> list[Place]:
-    """Chooses among the solutions of the pool without those known, by the scores of a model.
+    """Chooses solutions of the pool that are not in `known`, by the scores of a model.
 
     Args:
       rule, count, seed, options: of `active.select`.
@@ -211,7 +211,7 @@ class Study:
 
 
 def counts(trees: Sequence[StepTree]) -> dict[str, Any]:
-  """Counts solutions, and step labels by rating or else outcomes, "true" and "false"."""
+  """Counts solutions, and step labels by rating or, without these, outcomes "true" and "false"."""
   labels = [label for tree in trees for label in tree.labels if label is not None]
   count = collections.Counter(labels or [tree.outcome for tree in trees])
   return {"solutions": len(trees), "labels": {str(x).lower(): n for x, n in sorted(count.items())}}

@@ -56,7 +56,7 @@ class Task:
 
 
 def problem(text: str, level: Any, samples: Iterable[Solution]) -> Problem:
-  """Returns a problem with its samples; of samples with equal steps it keeps the first."""
+  """Returns a problem with its samples; those with equal steps share the first one's solution."""
   distinct: dict[tuple[str, ...], int] = {}
   kept, order = [], []
   for sample in samples:
@@ -202,7 +202,7 @@ def _process_bench(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def answered(original: Problem, rng: np.random.Generator) -> Problem:
-  """Returns the problem with those of its samples that have an answer, in random order."""
+  """Returns the problem with only the samples that have an answer, in random order."""
   samples = [original.solutions[i] for i in rng.permutation(original.samples)]
   answers = [each for each in samples if each.answer is not None]
   return problem(original.text, original.level, answers)
@@ -212,8 +212,8 @@ def from_files(pool: Sequence[Problem], test: Sequence[Problem], seed: int) -> T
   """Returns the task of candidates from files.
 
   Without test problems, half of the pool's are held out, the same half for all seeds.  The pool
-  leaves out the test's problems, and solutions without an answer, as selection and outcomes depend
-  on the answer.  The seed sets the order of its samples.
+  leaves out test problems, and solutions without an answer, on which selection and outcomes depend.
+  The seed sets the order of the pool's samples.
 
   Raises:
     ValueError: no problem is left in one of the parts.
@@ -226,5 +226,5 @@ def from_files(pool: Sequence[Problem], test: Sequence[Problem], seed: int) -> T
   pool = [answered(each, rng) for each in pool if each.text not in held_out]
   pool = [each for each in pool if each.samples]
   if not pool or not test:
-    raise ValueError(f"{len(pool)} problems to train on and {len(test)} to test on")
+    raise ValueError(f"{len(pool)} problems to train on, {len(test)} to test on: expected both")
   return Task(tuple(pool), tuple(test))
