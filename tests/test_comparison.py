@@ -180,7 +180,7 @@ def test_one_model_by_two_reductions_against_any_method(files, tmp_path):
   with pytest.raises(ValueError, match=r"--against nobody: no such method; .*other:min"):
     comparison.compare(candidates, against=["nobody"])
   for name in ("random", "majority", "log-probability", "problems", "vote by other"):
-    with pytest.raises(ValueError, match=f"{name}: names a method"):
+    with pytest.raises(ValueError, match=f"{name}: this is a method"):
       comparison.read(graded, {name: models["people"]})
   with pytest.raises(ValueError, match="people:most: no reduction 'most'; there are product"):
     comparison.read(graded, {"people:most": models["people"]})

@@ -15,8 +15,8 @@ from prm_jax.experiments.study import Make, Place, Study
 TITLE = "Active learning"
 QUESTION = (
   "How many labels does it save to choose which solutions to label? A selector, trained on one "
-  "solution of each problem, scores the pool. Of each problem 80 % of the chosen are its most "
-  "convincing wrong answers and 20 % the most convincing of the rest."
+  "solution of each problem, scores the pool. For each problem, 80 % of the chosen solutions are "
+  "its most convincing wrong answers and 20 % the most convincing of the others."
 )
 PAPER = (
   "Section 4.2 (a selector trained on one solution a problem scores 1,000 of each): 2.6 times the "
@@ -33,21 +33,21 @@ OTHERS = {
 
 
 def runs(plan: Plan) -> dict[str, Make]:
-  """Returns how each result of a seed is made; the selectors first, which choose for the others."""
+  """Returns the makers of a seed's results; the selectors come first, and choose for the others."""
   chosen = models(plan.samples).items()
   made = {name: functools.partial(_model, rule=rule, n=n) for name, (rule, n) in chosen}
   return {"start": _selector, "ensemble": _selector} | made | {"labeller": _labels}
 
 
 def models(samples: Sequence[int]) -> dict[str, tuple[str, int]]:
-  """Returns the rule and the chosen solutions of a problem, by name of each further model."""
+  """Returns the rule and the number of solutions it chooses per problem, by name of the model."""
   chosen = [(rule, n) for n in samples for rule in GROWING]
   chosen += [(rule, middle(samples)) for rule in OTHERS]
   return {f"{rule}-{n}": (rule, n) for rule, n in chosen}
 
 
 def growing(rule: str, samples: Sequence[int]) -> list[str]:
-  """Returns the names of a rule's results by growing data; the first has only the selector's."""
+  """Returns the names of a rule's results, by growing data; the first is the selector alone."""
   return ["start", *(f"{rule}-{n}" for n in samples)]
 
 
@@ -59,13 +59,13 @@ def _selector(study: Study, name: str) -> dict[str, Any]:
 
 
 def _model(study: Study, name: str, rule: str, n: int) -> dict[str, Any]:
-  """Trains and judges a model on what a rule chooses, and on the selector's labels: paid for."""
+  """Trains a model on what a rule chooses and on the selector's labels, and judges it."""
   trees = study.trees(study.uniform(1) + _choice(study, rule, n), "process")
   return study.judged(name, "process", trees, rule)
 
 
 def _choice(study: Study, rule: str, per_problem: int) -> list[Place]:
-  """Returns the solutions that a rule chooses beside the selector's."""
+  """Returns the solutions that a rule chooses in addition to the selector's."""
   first, seed = study.uniform(1), study.seed
   if rule == "global":
     count = per_problem * len(study.task.pool)
@@ -75,13 +75,13 @@ def _choice(study: Study, rule: str, per_problem: int) -> list[Place]:
 
 
 def _labels(study: Study, name: str) -> dict[str, Any]:
-  """Returns the labeller's errors in what each rule chooses."""
+  """Returns the labeller's errors on the solutions that each rule chooses."""
   n = middle(study.plan.samples)
   return {rule: study.errors(_choice(study, rule, n)) for rule in (*GROWING, *OTHERS)}
 
 
 def _efficiency(results: Results, size: Callable[[str], float], at: int = -1) -> dict[str, Any]:
-  """Returns the `efficiency` of the growing rules at an index of N, by a size of each result."""
+  """Returns the `efficiency` of the growing rules at an index of N, given each result's size."""
   names = {rule: growing(rule, results.plan["samples"]) for rule in GROWING}
   curves = {
     rule: np.stack([results.accuracy(name)[:, :, at] for name in each], axis=-1)
@@ -105,9 +105,9 @@ def efficiency(
   distance of the lines, at the accuracies of the arm's sizes.
 
   Args:
-    arms: `[S, P, K]` accuracies at K sizes.  At the first size all arms are the same model: the
-      lines begin there, but the horizontal distance is taken at the other sizes.
-    sizes: labelled solutions at each size.
+    arms: `[S, P, K]` accuracies at K sizes.  At the first size all arms are the same model; it
+      counts in the fit, but the horizontal distance is taken at the other sizes.
+    sizes: labels at each size, such as the number of labelled solutions.
 
   Returns:
     Line, slope_ratio and data_ratio of each arm, the last two with intervals.  A ratio whose base
@@ -192,7 +192,7 @@ def tables(results: Results) -> list[Table]:
   header += [f"best-of-{last}, %", "minus uniform"]
   return [
     Table(
-      f"Best-of-{last}, % of problems, by solutions of each problem chosen beside the selector's",
+      f"Best-of-{last}, % of problems, by solutions of each problem chosen after the selector's",
       ["rule", "0", *map(str, samples)],
       rows,
     ),

@@ -33,7 +33,7 @@ RESAMPLES = 10_000
 PERMUTATIONS = 64  # random orders for a weighted vote
 POWER = 0.8  # of a two-sided test at 5 %
 BASELINES = ("majority", "log-probability")  # every method is compared with these
-RESERVED = (*BASELINES, "shortest", "random", "oracle", "problems")  # no names of models
+RESERVED = (*BASELINES, "shortest", "random", "oracle", "problems")  # not for models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Candidates:
 
   @functools.cached_property
   def voters(self) -> dict[str, np.ndarray]:
-    """The weights of votes `[P, M]` by model, if its scores can weigh votes: none is negative."""
+    """The weights of votes `[P, M]` by model, for those without a negative score."""
     out, valid = {}, self.samples.valid
     for name, score in self.models.items():
       if self.scored[name].step_probs is not None:
@@ -60,7 +60,7 @@ class Candidates:
 
   @functools.cached_property
   def calibration(self) -> dict[str, dict[str, Any] | None]:
-    """The calibration of each model's P(right); None: some of its scores are no probabilities."""
+    """The calibration of each model's P(right); None if some score is not a probability."""
     right, out = self.samples.correct[self.samples.valid], {}
     for name, score in self.models.items():
       known = score[self.samples.valid]
@@ -69,7 +69,7 @@ class Candidates:
     return out
 
   def notices(self) -> list[str]:
-    """Returns the warnings, and what is left out for models whose scores are no probabilities."""
+    """Returns the warnings, and what is left out for models whose scores are not probabilities."""
     out = []
     for name, calibration in self.calibration.items():
       if name not in self.voters:
@@ -139,20 +139,20 @@ def read(
 
 
 def _reductions(names: Iterable[str]) -> dict[str, str]:
-  """Returns the reduction in each model's name, see `parts`; ValueError: a name is not allowed."""
+  """Returns the reduction in each model's name (`parts`); ValueError if a name is not allowed."""
   named = {name: parts(name)[2] for name in names}
   for name, how in named.items():
     if name in RESERVED or name.startswith("vote by "):
-      raise ValueError(f"{name}: names a method or a column of its own; name the model otherwise")
+      raise ValueError(f"{name}: this is a method or a column; name the model otherwise")
     if how and how not in agg.REDUCTIONS:
       raise ValueError(f"{name}: no reduction {how!r}; there are {', '.join(agg.REDUCTIONS)}")
   return named
 
 
 def _given(path: pathlib.Path, samples: ScoredSamples) -> tuple[dict[str, np.ndarray], list[str]]:
-  """Returns those of "logprob", "tokens" and "steps" (counted) that all records have, `[P, M]`.
+  """Returns `[P, M]` "logprob", "tokens" and "steps" (counted), each if all records have it.
 
-  Also returns notices of those that only some lack.  Raises BadLine for a wrong log-probability.
+  Also returns notices of those that some records lack.  Raises BadLine for a wrong log-probability.
   """
   given: dict[str, list] = {"logprob": [], "tokens": [], "steps": []}
   for where, record in scored_samples.candidates(path, progress=False):
@@ -237,7 +237,7 @@ def compare(
   Args:
     n: values of N; none: powers of two up to M, and M.
     seed: of the bootstrap and of the orders of weighted votes.
-    against: methods that every other is compared with, beside `BASELINES`.
+    against: methods with which every other is compared, in addition to `BASELINES`.
 
   Raises:
     ValueError: a method of `against` does not exist.
@@ -298,7 +298,7 @@ def _baselines(candidates: Candidates, against: Sequence[str]) -> list[str]:
 
 
 def power(a: np.ndarray, b: np.ndarray) -> dict[str, float | None]:
-  """Returns how many problems establish the difference at the largest N, if it is as estimated.
+  """Returns how many problems would establish the estimated difference at the largest N.
 
   None: there is no difference beyond rounding, or only one problem to estimate it from.
 
@@ -352,7 +352,7 @@ def growth(
 
 
 def disagreements(candidates: Candidates, model: str) -> tuple[list[tuple[int, int]], list[str]]:
-  """Returns slots of a model's and the majority's picks where just one is right; and who picked.
+  """Returns slots of a model's and the majority's picks, where one of the two is right; and why.
 
   The majority picks the first candidate with its answer; a tied majority picks none.
   """

@@ -21,8 +21,8 @@ SHOWN = 60  # problems with a disagreement on the page, at most
 def panels(found: Mapping[str, Any]) -> list[Panel]:
   """Returns a panel of best-of-N of scorers and baselines, and one of votes if there are any.
 
-  Problems differ more than methods, so bands overlap where paired differences do not: only the
-  majority has one.
+  Problems differ more than methods, so bands overlap even where a paired difference is established.
+  Therefore only the majority has a band.
   """
 
   def panel(names: Sequence[str], how: str) -> Panel:

@@ -20,7 +20,7 @@ COLOURS = (
   *("#00a0c6", "#a65628", "#e8a0bf"),
 )
 MARKERS = "osD^vPX*"
-MANY = 10  # names of a legend that has room among the curves
+MANY = 10  # a legend of more names has no room among the curves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def draw(panels: Sequence[Panel]) -> matplotlib.figure.Figure:
 def over_n(
   labels: Mapping[str, str], results: Results, x: str = "N = number of solutions per problem"
 ) -> Panel:
-  """Returns the panel of best-of-N of the labelled runs, with that of voting dashed."""
+  """Returns the panel of best-of-N of the labelled runs; voting is dashed."""
   drawn = [
     Curve.over_n(label, results.n, results.curve(name), dashed=name == "majority")
     for name, label in labels.items()
@@ -120,7 +120,7 @@ def contents(
   problems: Sequence[page.Problem] = (),
   vector: Sequence[str] = (),
 ) -> dict[str, bytes]:
-  """Returns the files of a figure with tables, by the ends of their names: ".png", ".html".
+  """Returns the files of a figure with tables, by suffix: ".png", ".html".
 
   Args:
     title, about: head of the page.

@@ -1,4 +1,4 @@
-"""Iterative retraining: the model of each generation chooses what the next is trained on.
+"""Iterative retraining: each generation's model chooses what the next model is trained on.
 
 The paper (section 4.2) saw instability here that it could not diagnose.  Each generation records
 diagnostics: balance of the new labels, calibration, overlap of selections, and drift of scores.
@@ -35,7 +35,7 @@ FIRST = "first"  # the model of generation 0, which all arms share
 ADDED = 2  # solutions of each problem that a generation adds
 DIAGNOSTICS = {
   "negative": "negative among new labels",
-  "missed": "wrong steps that the labeller missed in them",
+  "missed": "wrong steps that the labeller missed among them",
   "ece": "calibration error of steps",
   "overlap": "overlap with the last model's choice",
   "drift": "mean change of a solution's score",
@@ -46,7 +46,7 @@ DIAGNOSTICS = {
 
 
 def runs(plan: Plan) -> dict[str, Make]:
-  """Returns how each result of a seed is made, in an order in which those that it needs exist."""
+  """Returns the makers of a seed's results, each after those whose results it needs."""
   made: dict[str, Make] = {}
   for arm in ARMS:
     for g in range(plan.generations):
@@ -65,7 +65,7 @@ def name(arm: str, generation: int) -> str:
 
 
 def _model(study: Study, model: str, arm: str, g: int) -> dict[str, Any]:
-  """Trains, judges and diagnoses the model of a generation, and chooses for the next."""
+  """Trains, judges and diagnoses a generation's model, which chooses for the next generation."""
   chosen = added = study.uniform(1)
   for k in range(g):
     added = [tuple(place) for place in study.stored(name(arm, k))["next"][arm]]
@@ -87,7 +87,7 @@ def _model(study: Study, model: str, arm: str, g: int) -> dict[str, Any]:
 
 
 def choice(study: Study, model: str, arm: str, chosen: list[Place]) -> list[Place]:
-  """Returns the next solutions to label, among those of the pool that are not chosen yet."""
+  """Returns the next solutions to label, from those of the pool that are not chosen yet."""
   rule = "uniform" if arm == "uniform" else "convincing"
   return study.choice(model, rule, ADDED, study.seed + len(chosen), chosen)
 

@@ -37,8 +37,8 @@ def run(name: str, plan: Plan, directory: pathlib.Path) -> None:
   """Makes every result of an experiment that is missing.
 
   Raises:
-    ValueError: the directory has results of another plan, with the fields that differ; or there are
-      several hosts.
+    ValueError: the directory has results of another plan (the message names the fields that
+      differ), or there are several hosts.
   """
   if jax.process_count() > 1:
     raise ValueError("experiments run on one host; train a larger labeller with train.py")
@@ -87,7 +87,7 @@ def _pool(workers: int) -> Iterator[Any]:
 
 
 def _here(job: Callable[..., None], *args: Any) -> futures.Future:
-  """Runs a job in this process; returns its future, which is done."""
+  """Runs a job in this process; returns a finished future."""
   future = futures.Future()
   future.set_result(job(*args))
   return future
@@ -138,9 +138,9 @@ def seed_job(name: str, plan: Plan, directory: pathlib.Path, seed: int) -> None:
       study = experiment.study(plan, folder, seed)
     else:
       study = shared.study(plan, directory, folder, seed)
-    task = study.task  # a file that cannot be read leaves no plan behind
+    task = study.task  # if a file cannot be read, no plan is left behind
     if hasattr(experiment, "domains"):
-      experiment.domains(study)  # nor do domains that are refused
+      experiment.domains(study)  # likewise if a domain is refused
     plan_lib.keep(plan, directory / name)
     study.result("problems", lambda: models.problems_of(task))
     for each, make in runs.items():

@@ -19,11 +19,11 @@ from prm_jax.supervision.active import log_scores
 from prm_jax.training import checkpoint
 
 DIGITS = 6  # of stored accuracies
-ROW_LENGTH = 512  # tokens; shorter rows repeat what samples of a problem share
+ROW_LENGTH = 512  # tokens; shorter rows encode the text that samples share more than once
 
 
 def finished(workdir: storage.Path, c: Experiment) -> bool:
-  """Returns whether a training has made all its updates."""
+  """Returns whether a training run has made all its updates."""
   latest = checkpoint.latest(workdir)
   return latest is not None and latest[0] >= c.train.steps
 
@@ -37,7 +37,7 @@ def load(workdir: storage.Path | str) -> Scorer:
 def right_steps(scorer: Scorer, problems: Sequence[Problem]) -> list[list[np.ndarray]]:
   """Returns P(right) of each solution's steps by K heads, `[steps, K]`.
 
-  It is `[1, K]` of an outcome model, which judges the solution alone.
+  For an outcome model, which judges whole solutions, it is `[1, K]`.
   """
   pairs = [(each.text, solution.steps) for each in problems for solution in each.solutions]
   probabilities = iter(scorer.by_head(pairs))
@@ -92,8 +92,8 @@ def rounded(values: Any) -> list:
 def judged(scorer: Scorer, task: Task) -> dict[str, Any]:
   """Returns a model's best-of-N on the test samples, and AUROC and ECE where they are defined.
 
-  AUROC and ECE are of solutions for an outcome model, else of the steps up to the first error of
-  solutions whose exact ratings are known.
+  For an outcome model, AUROC and ECE are over solutions.  For a process model they are over steps
+  up to the first error, of solutions whose exact ratings are known.
   """
   right = right_steps(scorer, task.test)
   result = {"accuracy": best_of_n([log_scores(each) for each in right], Samples.of(task))}
@@ -112,7 +112,7 @@ def judged(scorer: Scorer, task: Task) -> dict[str, Any]:
 
 
 def problems_of(task: Task) -> dict[str, Any]:
-  """Returns the values of N, and votes, oracle, level and pass rate of each test problem."""
+  """Returns N, a hash of the problems, and each one's votes, oracle, level and pass rate."""
   samples = Samples.of(task)
   draws, outcomes = samples.draws, (samples.correct, samples.valid)
   return {

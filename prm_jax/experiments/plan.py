@@ -30,10 +30,10 @@ def middle(samples: Sequence[int]) -> int:
 
 
 def changed(c: Experiment, **values: Any) -> Experiment:
-  """Returns the settings with other values, each in the section that has its name."""
+  """Returns the settings with other values, each in the section that has a field of its name."""
   sections: dict[str, dict[str, Any]] = {}
   for key, value in values.items():
-    names = ("loss", "optim", "train", "data", "init")  # `heads` are those of the loss
+    names = ("loss", "optim", "train", "data", "init")  # without model: `heads` is the loss's
     section = next(name for name in names if hasattr(getattr(c, name), key))
     sections.setdefault(section, {})[key] = value
   new = {name: dataclasses.replace(getattr(c, name), **each) for name, each in sections.items()}
@@ -58,7 +58,7 @@ class Files(Checked):
     whole = self.pool and self.base and bool(self.labels) != bool(self.labeller)
     yield some and not whole, "pool base labels labeller", "pool, base, and labels or a labeller"
     alone = (self.test or self.domains) and not self.pool
-    yield alone, "test domains pool", "a pool, too"
+    yield alone, "test domains pool", "a pool with them"
     command_line.named_files("--domains", self.domains)  # raises an error of its own
 
 
@@ -77,12 +77,12 @@ class Search(Checked):
   """Sizes of the experiment search, on the quick start's data."""
 
   widths: Counts = (4, 16, 64)  # lanes of a problem
-  problems: Count = 100  # of the test
+  problems: Count = 100  # test problems
   solutions: Count = 2  # of each training problem, for the language model
   updates: Count = 3000  # of the language model
-  labelled: Count = 2000  # training problems whose samples by it are labelled
-  own: Count = 8  # the language model's samples of each of these
-  # These samples' temperature is above 1, because a search finds mistakes that are rare at 1.
+  labelled: Count = 2000  # training problems for which the language model's samples are labelled
+  own: Count = 8  # samples of each of these
+  # Of these samples.  It is above 1, because a search finds mistakes that are rare at 1.
   temperature: NonNegative = 1.3
 
   def _rules(self):
@@ -126,8 +126,8 @@ class Plan(Checked):
   tuning_seeds: tuple[Whole, ...] = (100, 101)  # in place of `seeds` in the experiment tuning
   proportional: bool = False  # scales updates with the data; the settings' are for the largest set
   process_problems: Count = 12_000  # of the process base, two solutions of each
-  outcome_problems: Count = 30_000  # of the outcome base: with fewer it learns them by heart
-  # Share of the operations' tables at which the bases take mistakes for right: labels teach these.
+  outcome_problems: Count = 30_000  # of the outcome base, which memorises fewer
+  # Share of the operations' tables at which the bases take mistakes for right.  Labels teach these.
   blind: Share = 0.25
   labeller_problems: Count = 6000  # two solutions of each
   # Chance of a rare mistake at each clause in the data of the bases and of the labeller.
@@ -155,7 +155,7 @@ class Plan(Checked):
 
 
 SMALL = 2**20  # bytes up to which a directory's files are hashed by content
-# The fields that the shared models depend on, beside the files that they are made from.
+# The fields on which the shared models depend, in addition to their input files.
 SHARED = ("process_base", "outcome_base", "setting", "process_problems")
 SHARED += ("outcome_problems", "labeller_problems", "taught_stray", "blind")
 
@@ -179,7 +179,7 @@ def check(plan: Plan, directory: pathlib.Path) -> None:
 
 
 def keep(plan: Plan, directory: pathlib.Path) -> None:
-  """Stores the plan beside the results; called once its data could be read."""
+  """Stores the plan beside the results; called after its data have been read."""
   if not (path := directory / "plan.json").is_file():
     with storage.written(path) as out:
       out.write(json.dumps(_fields(plan, directory), indent=1) + "\n")
@@ -188,7 +188,7 @@ def keep(plan: Plan, directory: pathlib.Path) -> None:
 def _sha256(path: str) -> str:
   """Returns the SHA-256 of a file's content, or of a directory's listing and small files.
 
-  Results that evaluate.py has written into the directory do not count.
+  Results that evaluate.py has written into the directory are left out.
   """
   if "://" in path:
     return path  # remote storage: by name alone

@@ -33,9 +33,9 @@ from prm_jax.types import StepTree
 
 TITLE = "Step labels from rollouts"
 QUESTION = (
-  "A language model can label a step by going on from it: a step from which no rollout reaches the "
-  "right answer is wrong. How many first errors do k rollouts find, at what cost, and how good is "
-  "a PRM that learns from such labels?"
+  "A language model can label a step by continuing from it: a step from which no rollout reaches "
+  "the right answer is wrong. How many first errors do k rollouts find, at what cost, and how good "
+  "is a PRM that learns from such labels?"
 )
 PAPER = (
   "The paper's labels are people's, or a large PRM's (section 4). Math-Shepherd (Wang et al. 2023) "
@@ -62,7 +62,7 @@ LEARNED = {  # the labels of these arms, and their kind
   "tolerant": (Settings(labels="tolerant", sure=0.5), "soft"),
 }
 
-MEASURES = {"precision": "named", "recall": "there"}  # first errors of which share are right
+MEASURES = {"precision": "named", "recall": "there"}  # the first errors of which a share is right
 
 
 def runs(plan: Plan) -> dict[str, Make]:
@@ -117,7 +117,7 @@ class RolloutStudy(QuickStartStudy):
     return self.annotated(self.settings("counts"))
 
   def settings(self, arm: str) -> Settings:
-    """Returns the settings of the labels on which a model is trained, of the most rollouts."""
+    """Returns the settings of the labels on which a model is trained, with the most rollouts."""
     return dataclasses.replace(LEARNED[arm][0], rollouts=max(self.plan.rollouts.counts))
 
   def labelled(self, arm: str) -> list[StepTree]:
@@ -140,7 +140,7 @@ class RolloutStudy(QuickStartStudy):
 
 
 def _labels(study: RolloutStudy, name: str, rule: str, k: int) -> dict[str, Any]:
-  """Returns first errors by problem `[P]`, named, existing and named rightly; and the cost."""
+  """Counts by problem `[P]` first errors that are named, there, and named right; and the cost."""
   named, existing, right = np.zeros((3, len(study.solved)), int)
   s = dataclasses.replace(RULES[rule][1], rollouts=k)
   problems = study.annotated(s)
@@ -173,13 +173,13 @@ def _model(study: RolloutStudy, arm: str) -> dict[str, Any]:
 
 
 def _by_count(results: Results, rule: str, key: str) -> np.ndarray:
-  """Returns a number of each seed's labels by a rule, for K counts of rollouts: `[S, K, ...]`."""
+  """Returns a key of `_labels` by seed, for K counts of rollouts: `[S, K, ...]`."""
   runs = [f"{rule}-{k}" for k in results.plan["rollouts"]["counts"]]
   return np.stack([[each[key] for each in results.of(run)] for run in runs], axis=1)
 
 
 def _share(results: Results, of: str, rule: str) -> dict[str, list]:
-  """Returns which share of the first errors is found rightly, over k, with its interval."""
+  """Returns the share of the first errors that is found right, over k, with its interval."""
   right, whole = (_by_count(results, rule, key).swapaxes(1, 2) for key in ("right", of))
   return interval(ratios(right, whole, results.crossed))
 

@@ -1,8 +1,8 @@
 """PRM-guided search against best-of-N, with a small language model trained on the embedded domain.
 
-Language model and reward model are trained on other problems than the test's.  At each budget of N
-lanes, a search and N samples write about as many tokens; the pick is the finished solution with the
-best score.
+Language model and reward model are trained on problems outside the test.  At each budget of N
+lanes, a search and N samples write about the same number of tokens.  The pick is the finished
+solution with the best score.
 """
 
 import collections
@@ -42,11 +42,11 @@ TITLE = "Search guided by a process reward model"
 QUESTION = (
   "A reward model can choose among finished solutions, or step by step while they are written. "
   "Which solves more problems with as many solutions under way? A small language model and a "
-  "process model, both trained on other problems of the embedded domain; of what a search has "
-  "finished, the solution with the best product of step scores is picked."
+  "process model, both trained on other problems of the embedded domain; the pick of a search is "
+  "its finished solution with the best product of step scores."
 )
 PAPER = (
-  "The paper searches nothing: it leaves improving the generator to other work (section 2). Snell "
+  "The paper has no search: it leaves improving the generator to other work (section 2). Snell "
   "et al. (2024) and Beeching et al. (2024) found beam search better than best-of-N on MATH at "
   "small budgets and on harder problems, diverse subtrees better at large budgets; Puri et al. "
   "(2025) found particle filtering better than both."
@@ -98,8 +98,8 @@ class SearchStudy(QuickStartStudy):
   def labelled(self) -> list[StepTree]:
     """Returns the language model's samples of training problems, with exact labels.
 
-    A reward model without them overrates mistakes that only the language model makes, and a search
-    finds these: clauses left out, values restated again and again.
+    A reward model without them overrates mistakes that only the language model makes, such as
+    clauses left out and values restated again and again, and a search finds these.
     """
     s = self.plan.search
     problems = self.problems["train"][: s.labelled]
@@ -145,7 +145,7 @@ class SearchStudy(QuickStartStudy):
 
   @functools.cached_property
   def task(self) -> tasks.Task:
-    """The test problems with these samples; there is no pool."""
+    """The test problems with `samples`; there is no pool."""
     test = []
     for problem, samples in zip(self.test, self.samples):
       solutions = [_solution(problem, steps, finished) for steps, finished, _ in samples]
@@ -211,7 +211,7 @@ def _curves(results: Results) -> dict[str, np.ndarray]:
 
 
 def _by_width(results: Results, rule: str) -> list[Sequence[dict[str, int]]]:
-  """Returns the tokens that were spent at each budget, of each seed."""
+  """Returns the tokens spent at each budget, by seed."""
   if rule == "best_of_n":
     return [*zip(*(each["spent"] for each in results.of("samples")))]
   runs = (f"{rule}-{n}" for n in results.plan["search"]["widths"])

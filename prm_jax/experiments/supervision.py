@@ -21,7 +21,7 @@ ARMS = {
   "outcome_answer": "Outcome supervision, by final answer",
 }
 PAIRS = (("process", "outcome_labeller"), ("outcome_labeller", "outcome_answer"))  # compared
-REPEATS = "outcome_repeats"  # by final answer too, on the largest set's samples, repeats included
+REPEATS = "outcome_repeats"  # also by final answer; the largest set's samples, with repeats
 BASES = {"process-0": "process", "outcome-0": "outcome"}  # objective of each base, before any label
 PAPER = (
   "Figure 4 (small models labelled by PRM_large, 1 to 200 solutions a problem, best-of-500, three "
@@ -73,7 +73,7 @@ def _labels(study: Study, name: str) -> dict[str, Any]:
 
 
 def panels(results: Results) -> list[Panel]:
-  """Returns Figure 4a, best-of-N at the largest N over data; and 4b, of the largest data over N."""
+  """Returns Figure 4a, over data at the largest N, and 4b, over N with the most data."""
   samples, last = results.plan["samples"], results.n[-1]
   left = [
     Curve.at_last(label, samples, [results.curve(f"{arm}-{k}") for k in samples])
