@@ -3,8 +3,8 @@
   python scripts/rerank.py --input scored.jsonl --output_dir report
   python scripts/rerank.py --input mine.jsonl --output_dir report --score my_rm --label "My RM"
 
-Reads JSON lines, plain or .gz, in the form of OpenAI's scored-test-samples.jsonl or of one problem
-a line with its samples; or a bundle of --write_bundle.  Prints a table and writes report.json,
+Reads JSON lines, plain or .gz, in the form of OpenAI's scored-test-samples.jsonl or with a problem
+and its samples a line; or a bundle of --write_bundle.  Prints a table and writes report.json,
 best_of_n.png and report.html.  --score ranks by any key with a number (docs/reranking.md).
 """
 

@@ -102,7 +102,10 @@ def test_the_help_of_a_script_imports_no_slow_libraries(helps, script):
   if script == "score":
     assert "jobs whose hosts JAX does not find itself" in output.split("hosts options")[1][:200]
   if script == "rerank":  # a description and a comment, each of several lines in the source
-    assert "or of one problem\na line with" in output and "number. all: every N" in output
+    assert (
+      "problem and its samples a line; or a bundle\nof" in output
+      and "number. all: every N" in output
+    )
 
 
 def test_commands_are_the_scripts(monkeypatch, capsys):
