@@ -125,7 +125,9 @@ def test_help_shows_texts_as_flags_spell_them(monkeypatch, capsys, tmp_path):
   path.write_text(f"from prm_jax.config import *\ndef config():\n  return {given}")
   with pytest.raises(SystemExit):
     parse(monkeypatch, f"--config={path}", "--help")
-  assert r"'ки\n'" in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert r"'ки\n'" in out
+  assert "Of the parameters, except the step head" in out  # a comment inside a default is not shown
 
 
 @pytest.mark.parametrize(
