@@ -83,7 +83,8 @@ def majority_vote(
 
   Raises:
     ValueError: as in `best_of_n`; an answer id is negative; a weight is negative or not finite
-      (checked if concrete); `permutations` below 2; options that exclude each other.
+      (checked if concrete); `permutations` below 2; options that exclude each other; a tally of
+      2**30 cells or more.
   """
   answer_ids = candidates.as_array(answer_ids)
   p, m = candidates.check_shapes(answer_ids.shape, correct, valid, sizes)
