@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+import tokenizers as hf
 from conftest import ROOT
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -306,13 +307,25 @@ def test_step_rewards_can_be_placed_on_tokens():
   step_rewards = function.step_rewards(prompts, completions)
   totals = function(prompts, completions)
   for completion, steps, total in zip(completions, step_rewards, totals):
-    token_ends = np.arange(3, len(completion) + 3, 3)  # tokens of three characters
-    ends = np.searchsorted(token_ends, steps.ends)
+    starts = np.arange(0, len(completion), 3)  # of tokens of three characters
+    ends = np.searchsorted(starts, steps.ends) - 1
     given = np.array(steps.rewards), ends, np.ones(len(ends), bool)
-    placed = rewards.at_tokens(*map(jnp.asarray, given), length=len(token_ends))
+    placed = rewards.at_tokens(*map(jnp.asarray, given), length=len(starts))
     assert placed.sum() == pytest.approx(total)
     assert all(completion[end - 1] in "rx" for end in steps.ends)
   assert step_rewards[4].ends == [2, 8, 12]
+
+
+def test_the_documented_places_are_last_tokens_of_letters_with_several():
+  """The expression of docs/rewards.md gives the last token of a step that ends with an emoji."""
+  code = re.search(r"`(numpy\.searchsorted.*?)`", (ROOT / "docs" / "rewards.md").read_text())[1]
+  letters = {letter: i for i, letter in enumerate(hf.pre_tokenizers.ByteLevel.alphabet())}
+  tokenizer = hf.Tokenizer(hf.models.BPE(letters, []))  # a token for each byte
+  tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  text = "a 😀\n\nπ.\n\nxπ"
+  ends = RewardFunction(Letters()).step_rewards(["p"], [text])[0].ends
+  places = eval(code, {"numpy": np, "offsets": tokenizer.encode(text).offsets, "ends": ends})
+  assert [*places] == [len(text[:end].encode()) - 1 for end in ends]
 
 
 OUTCOME = dataclasses.replace(Letters.contract, objective="outcome")
