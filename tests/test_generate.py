@@ -82,9 +82,10 @@ def test_transient_failures_are_retried(loopback):
   """Busy answers, dropped connections and torn bodies are retried and change no sample."""
   server, engine = loopback
   busy = [(503, {}, b"busy"), (429, {"Retry-After": 1}, b"busy"), (500, {}, b"busy")]
-  server.troubles.extend([busy[0], None, busy[1], fake_server.TORN, busy[2]])
+  busy += [(429, {"Retry-After": "0.5"}, b"busy"), (524, {}, b"a proxy's timeout")]
+  server.troubles.extend([busy[0], None, busy[1], fake_server.TORN, *busy[2:]])
   samples = texts(engine)
-  assert len(server.asked) == 18 + 5
+  assert len(server.asked) == 18 + 7
   assert texts(engine) == samples
 
 

@@ -32,7 +32,7 @@ from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.runtime import json_lines
 
 MAX_BYTES = 64 * 2**20  # of an answer
-TRANSIENT = (408, 429, 500, 502, 503, 504)  # status codes after which a request is repeated
+TRANSIENT = (408, 429, *range(500, 600))  # status codes after which a request is repeated
 PAUSE = 60.0  # seconds at most between two attempts, whatever the server asks for
 
 
@@ -57,7 +57,10 @@ class Retry(urllib3.Retry):
     return following
 
   def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
-    seconds = super().get_retry_after(response)
+    try:
+      seconds = super().get_retry_after(response)
+    except urllib3.exceptions.InvalidHeader:  # "1.5", which would end the job
+      return None
     return None if seconds is None else min(seconds, PAUSE)
 
 
