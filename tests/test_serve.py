@@ -233,7 +233,8 @@ SOLUTION = b'{"solutions": [{"problem": "p", "steps": ["s"]%s}]}'
     (encoded(*[("p", ["s"])] * 257), "257 solutions; at most"),
     (encoded(("p", ["s"]), ("p", ["s" * 3 * 10**6])), "solutions[1]: a solution of 3,000,001 char"),
     (encoded(("p", ["s"]), ("1 " * 9000, ["s"])), f"at most {MAX_TOKENS} can be scored"),
-    (encoded(("p", ["s"] * 20_000)), "20,000 steps"),
+    (encoded(*[("p", ["s"] * 10_000)] * 2), "20,000 steps"),
+    (encoded(("p", ["s"] * 20_000)), f"at most {MAX_TOKENS} can be scored"),
   ],
 )
 def test_a_bad_body_is_refused_with_its_reason(server, body, message):
@@ -568,7 +569,8 @@ def test_wrong_flags_are_errors_without_a_traceback(flags, code, message):
 def test_rewards_over_http_are_those_of_the_reward_function(scorer):
   """POST /rewards gives many clients the sums and steps of `RewardFunction`, or 400.
 
-  The client in docs/rewards.md gets the same sums.
+  The client in docs/rewards.md gets the same sums, also of more solutions, steps or bytes than one
+  request may have.
   """
   prompts, completions = ["A 1 + 2", "A 1 + 2", "x"], ["A 3\n# Answer", "A 4", ""]
   function = RewardFunction(scorer, "minimum", separator="\n")
@@ -594,6 +596,9 @@ def test_rewards_over_http_are_those_of_the_reward_function(scorer):
     code = {}
     exec(example.replace("http://127.0.0.1:8000", url), code)
     many = code["prm_reward"](["Solve"] * 300, completions * 100, question=prompts * 100)
+    long = ["A 3\n" * 2000] * 9 + ["A\n" * 20_000, "A" * 10**6] + ["A" * 10**5] * 40
+    columns = {"question": np.array(["x"] * len(long))}
+    most = code["prm_reward"](["Solve"] * len(long), long, **columns)
   sums = function(prompts, completions)
   for times, (good, answer) in enumerate(answers, 1):
     assert good == 200
@@ -603,3 +608,5 @@ def test_rewards_over_http_are_those_of_the_reward_function(scorer):
   assert misspelt[0] == 400 and "unknown field forms" in misspelt[1]["error"]
   default = RewardFunction(scorer, "minimum")(prompts, completions)
   np.testing.assert_allclose(many, default * 100, atol=1e-6)
+  longest = RewardFunction(scorer, "minimum")(["x"], long[:1])
+  np.testing.assert_allclose(most, longest * 9 + [-1] * 42, atol=1e-5)

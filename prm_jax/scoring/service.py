@@ -239,7 +239,9 @@ class Service:
       Refused: there are too many steps, or the queue is full.
     """
     hold("solutions", len(solutions))
-    if (count := sum(len(steps) for _, steps in solutions)) > (most := self.limits.steps):
+    # A solution of more steps has too many tokens, and is refused alone.
+    counts = [len(steps) for _, steps in solutions if len(steps) <= MAX_TOKENS]
+    if (count := sum(counts)) > (most := self.limits.steps):
       raise Refused(400, f"{count:,} steps; at most {most:,} at a time")
     on_tokens = functools.partial(hold, "tokens")
     return await self.queue.encode(solutions, self.limits.characters, on_tokens)
