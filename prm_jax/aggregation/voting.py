@@ -83,8 +83,7 @@ def majority_vote(
 
   Raises:
     ValueError: as in `best_of_n`; an answer id is negative; a weight is negative or not finite
-      (checked if concrete); `permutations` below 2; options that exclude each other; a tally of
-      2**30 cells or more.
+      (if concrete); `permutations` below 2; options that exclude each other; too large a tally.
   """
   answer_ids = candidates.as_array(answer_ids)
   p, m = candidates.check_shapes(answer_ids.shape, correct, valid, sizes)
