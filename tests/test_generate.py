@@ -192,9 +192,10 @@ def test_deviations_of_a_server_are_corrected_and_reported_once(loopback, capsys
   assert {(x.text, x.end) for x in run(engine).values()} == {("", "length")}
   for text in ("a!b", "a!"):  # the log-probabilities are of the whole text
     choice = {"text": text, "finish_reason": "length", "logprobs": {"token_logprobs": [-1, -1]}}
-    server.act = lambda *_, choice=choice: {"choices": [choice]}
-    found = {(x.text, x.end, x.log_probs) for x in run(engine).values()}
-    assert found == {("a!", "stop", None if text == "a!b" else (-1, -1))}
+    answer = {"choices": [choice], "usage": {"completion_tokens": None}}
+    server.act = lambda *_, answer=answer: answer
+    found = {(x.text, x.end, x.log_probs, x.token_count) for x in run(engine).values()}
+    assert found == {("a!", "stop", None if text == "a!b" else (-1, -1), 2)}
   said = capsys.readouterr().err.splitlines()
   assert len(said) == len(engine.said) == 5
 

@@ -100,7 +100,7 @@ AnyChoice = TypeVar("AnyChoice", TextChoice, ChatChoice)
 
 
 class Usage(msgspec.Struct):
-  completion_tokens: int = 0
+  completion_tokens: int | None = None
 
 
 class Answer(msgspec.Struct, Generic[AnyChoice]):
@@ -263,7 +263,7 @@ class Server:
       log_probs = None
     if log_probs is None and not self.chat:
       self._say("gives no log-probabilities")
-    count = answer.usage.completion_tokens if answer.usage else len(log_probs or ())
+    count = (answer.usage and answer.usage.completion_tokens) or len(log_probs or ())
     if not count:
       self._say("does not say how many tokens a completion has")
     if stop_end:
