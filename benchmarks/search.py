@@ -151,8 +151,8 @@ def growing(args: Args) -> dict:
 class Continued(Sampler):
   """A sampler whose prompts are JSON lists of tokens."""
 
-  def encode(self, prompt: Prompt) -> list[int]:
-    return json.loads(prompt.problem)
+  def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+    return [json.loads(prompt.problem) for prompt in prompts]
 
 
 class EvenSteps(StepWriter):
