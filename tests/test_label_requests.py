@@ -141,7 +141,7 @@ def test_two_requests_of_one_name_are_an_error(tmp_path):
   write_lines(tmp_path / "r.key.jsonl", [{"request": "a", "kind": "single"}])
   lines = [{"request": "a", "problem": problem, "steps": ["x"]} for problem in "pq"]
   path = write_lines(tmp_path / "r.jsonl", lines)
-  with pytest.raises(BadLine, match=r"r\.jsonl:2: request a is there before"):
+  with pytest.raises(BadLine, match=r"r\.jsonl:2: request a is in the file twice"):
     lib.read(path)
 
 

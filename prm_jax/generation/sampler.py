@@ -232,7 +232,7 @@ class Sampler:
     return Completion(sample.prompt, sample.sample, text, end, tokens, log_probs, len(tokens))
 
   def ends_by(self, letters: Iterable[str]) -> Callable[[int], bool]:
-    """Returns whether a token may end a text: an end token, or one that has one of `letters`."""
+    """Returns a filter for tokens that may end a text: end tokens, or any with one of `letters`."""
     letters = {*letters}
     # A token decoded alone may lose its spaces, and part of a character's bytes decodes to another
     # character.

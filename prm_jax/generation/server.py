@@ -59,7 +59,7 @@ class Retry(urllib3.Retry):
   def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
     try:
       seconds = super().get_retry_after(response)
-    except urllib3.exceptions.InvalidHeader:  # "1.5", which would end the job
+    except (urllib3.exceptions.InvalidHeader, ValueError, OverflowError):  # "1.5", a year 99999
       return None
     return None if seconds is None else min(seconds, PAUSE)
 

@@ -51,7 +51,7 @@ class Readout:
   encode: Callable[[str, Sequence[str]], TokenTree]
   layers: Sequence[str] = ()  # public names of the head's linear layers, with ReLU between them
   outputs: int = 2  # of the last layer; 2: logits of wrong and right; 1: of right
-  answers: Sequence[int] = ()  # in place of layers: tokens that predict "wrong" and "right"
+  answers: Sequence[int] = ()  # in place of layers: the tokens for "wrong" and "right"
   separator: str = ""  # between steps, for files that hold a solution as one text
   read: str = ""  # the tokens that are read, in words for the contract
   prompt: str = ""  # the layout, in words for people

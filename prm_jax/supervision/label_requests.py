@@ -320,7 +320,7 @@ def write(asked: Sequence[tuple[Request, Key]], requests: IO[str], keys: IO[str]
 
 
 def read(path: pathlib.Path) -> list[tuple[Request, Key]]:
-  """Reads the requests of a file, each with its key; BadLine: one has no key, or is there twice."""
+  """Reads the requests of a file, each with its key; BadLine: one has no key, or occurs twice."""
   keys = _by_name(key(path), Key)
   asked = []
   for name, (where, request) in _by_name(path, Request).items():
@@ -335,7 +335,7 @@ def _by_name(path: pathlib.Path, kind: type[Any]) -> dict[str, tuple[str, Any]]:
   found: dict[str, tuple[str, Any]] = {}
   for where, line in json_lines.structs(path, kind):
     if line.request in found:
-      raise json_lines.BadLine(f"{where}: request {line.request} is there before")
+      raise json_lines.BadLine(f"{where}: request {line.request} is in the file twice")
     found[line.request] = where, line
   return found
 
