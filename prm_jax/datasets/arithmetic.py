@@ -323,7 +323,7 @@ def make_row(
 
 
 def distinct_problems(seed: int, count: int, setting: Setting = Setting()) -> Iterator[Problem]:
-  """Yields `count` distinct problems of levels 1 to 5 in turn; ValueError if there are fewer."""
+  """Yields `count` distinct problems of levels 1 to 5 in turn; ValueError if it finds fewer."""
   rng = np.random.default_rng(seed)
   seen = set()
   for i in range(count):
@@ -332,7 +332,7 @@ def distinct_problems(seed: int, count: int, setting: Setting = Setting()) -> It
     problem = next((each for each in tries if each.text not in seen), None)
     if problem is None:
       raise ValueError(
-        f"only {i} distinct problems exist: level {level} has no more; ask for fewer"
+        f"found only {i} distinct problems, and no further one of level {level}; ask for fewer"
       )
     seen.add(problem.text)
     yield problem

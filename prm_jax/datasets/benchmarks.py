@@ -47,7 +47,7 @@ class Benchmark:
     return url_infos()
 
   def local(self, source: str | pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files in a folder; raises FileNotFoundError or NotADirectoryError for none."""
+    """Returns the files in a folder; raises FileNotFoundError if none, or as `download.folder`."""
     folder = download.folder(source)
     if not (paths := [*self.find(folder)]):
       names = "*.jsonl" if len(self.files) > 9 else f"{', '.join(self.files)}, also as .jsonl"
@@ -67,7 +67,7 @@ class Benchmark:
   def fetch(
     self, files: Sequence[str], download_dir: str | pathlib.Path
   ) -> dict[str, pathlib.Path]:
-    """Downloads some of upstream's files, unless they were before; returns them by name."""
+    """Downloads some of upstream's files, unless downloaded before; returns them by name."""
     return download.fetch(self, files, None, pathlib.Path(download_dir) / self.name)
 
   def records(self, directory: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -236,8 +236,7 @@ def new_dataset(
   """Yields a folder that takes the name `output` if the block succeeds, and a manifest to fill.
 
   Raises:
-    FileExistsError: `output` is not empty, and not an earlier dataset that `overwrite` allows to
-      replace.
+    FileExistsError: `output` is not empty, and is not an earlier dataset or `overwrite` is False.
     ValueError: `source` or `download_dir` is inside `output`, which would be replaced.
   """
   earlier = pathlib.Path(output).expanduser().resolve()

@@ -43,8 +43,8 @@ def pack(
   dropped, because an outcome belongs to the whole solution.
 
   Args:
-    merge: encode tokens that solutions of a problem share once; otherwise encode each path by
-      itself.  Both have the same targets: a shared step with one rating is one target.
+    merge: encode once the tokens that solutions of a problem share; otherwise encode each path by
+      itself.  The targets are the same: a step with one rating in several solutions is one target.
     evaluation: count every label; an outcome model is then read at the last token only.
     round_reads_to: see `PackedRows`; rounding gives similar datasets rows of one shape.
 

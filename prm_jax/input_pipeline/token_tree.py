@@ -66,7 +66,9 @@ def step_contract(
   """
   ids = tuple(tokenizer.encode(separator))
   if not ids and objective != "language_model":
-    raise ValueError("data.separator is empty: there is no token at which to read a step")
+    raise ValueError(
+      "the separator (of a run: data.separator) is empty: there is no token at which to read a step"
+    )
   return StepContract(
     objective=objective,
     classes=tuple(classes) if objective == "process" else CLASSES[objective],

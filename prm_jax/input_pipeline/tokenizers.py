@@ -75,7 +75,7 @@ class Tokenizer(abc.ABC):
   eos_id: int | None
   kind: str  # the file's name
   settings: dict[str, Any]  # from tokenizer_config.json and the files beside it
-  hash: str  # SHA-256 of the file (and of add_bos_token=false, if SentencePiece); in the contract
+  hash: str  # SHA-256 of the file (and of add_bos_token=false, for SentencePiece); in contracts
 
   def __init__(self, path: str | storage.Path):
     self._path = path = storage.path(path)

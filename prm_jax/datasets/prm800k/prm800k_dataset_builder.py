@@ -76,7 +76,7 @@ def _examples(records: Iterable[Record]) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _part(path: pathlib.Path, skip: bool, part: dict[str, int]) -> Iterator[tuple[int, Any]]:
-  """Yields the examples of a part of a source file; `skip`s bad records or raises at the first."""
+  """Yields the examples of a part of a source file; raises at a bad record unless `skip`."""
   return _examples(read_records(path, [] if skip else None, **part))
 
 

@@ -24,7 +24,7 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".json")  # endings of a split's file in a fol
 class Stepwise(config_lib.Checked):
   """Options of the dataset `stepwise`."""
 
-  # Kind of labels: true or false (1 or 0), 1, 0 or -1, a probability, or k of n; auto: inferred.
+  # Kind of labels: true or false (1 or 0); 1, 0 or -1; a probability; or k of n; auto: inferred.
   labels: Literal["auto", records.Kind] = "auto"
   # Share of the problems to hold out for evaluation, if the source has no test.jsonl.
   test_share: config_lib.Decay = 0.05
@@ -95,7 +95,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       rows = {split: self._solutions(split) for split in self.paths}
       self.test_problems = problems["test"]
     else:
-      # The problems with the smallest hashes, which change little when lines are added or moved.
+      # The problems with the smallest hashes, so that added or moved lines change few of them.
       # At least one problem is left to train on.
       count = min(round(self._options.test_share * len(known)), len(known) - 1)
       digest = lambda problem: hashlib.sha256(problem.encode()).digest()
