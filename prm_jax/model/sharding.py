@@ -55,7 +55,8 @@ def axis_sizes(c: config_lib.Mesh, count: int) -> tuple[int, ...]:
     sizes[sizes.index(-1)] = count // known
   if math.prod(sizes) != count:
     raise ValueError(
-      f"mesh {dict(zip(AXES, sizes))} does not use all of the {count} devices; set one axis to -1"
+      f"mesh {dict(zip(AXES, sizes))}: the sizes must multiply to {count}, the number of devices; "
+      "one may be -1, if the others divide that number"
     )
   return tuple(sizes)
 

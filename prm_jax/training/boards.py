@@ -33,8 +33,8 @@ def check(c: config_lib.Train) -> None:
 def tensorboard(folder: pathlib.Path, step: int, stack: contextlib.ExitStack) -> Board:
   """Returns a writer of events to the folder tensorboard/ in `folder`; `stack` closes it.
 
-  Events that an earlier process wrote for later steps are dropped.  Raises ImportError without
-  tensorboardX.
+  Events that an earlier process wrote for steps after `step` are dropped.  Raises ImportError
+  without tensorboardX.
   """
   import tensorboardX
 

@@ -219,7 +219,9 @@ class Checkpointer:
       why, expected = "", "latest, best (of those that were evaluated)"
       if best:
         metric, expected = self._best_metric(steps), "latest"
-        why = f": {metric} (train.best_metric) was not evaluated at any step, or never defined"
+        why = (
+          f": {metric} (train.best_metric) was not evaluated at any checkpoint, or never defined"
+        )
         why += " (it needs right and wrong steps)" if metric == "auroc" else ""
       raise ValueError(
         f"{self._directory}: no checkpoint is {which}{why}; expected {expected} or one of "

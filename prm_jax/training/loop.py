@@ -183,7 +183,7 @@ class Run:
     return state
 
   def update(self, step: int, batch: Batch) -> dict[str, jax.Array]:
-    """Makes an update and returns its metrics; profiles `PROFILED` of them from `profile_at` on."""
+    """Makes an update and returns its metrics; profiles `PROFILED` updates from `profile_at` on."""
     first = self.config.train.profile_at
     if step == first:
       jax.block_until_ready(self.state)

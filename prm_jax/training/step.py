@@ -197,8 +197,8 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
   traced and compiled once.
 
   Raises:
-    ValueError: `train.batch_rows` is not a multiple of microbatches times devices, or
-      `loss.class_weights` does not have one weight per class.
+    ValueError: `train.batch_rows` is not a multiple of microbatches times the devices along data
+      and fsdp, or `loss.class_weights` does not have one weight per class.
   """
   rows, passes = c.train.batch_rows, c.train.microbatches
   devices = mesh.size // mesh.shape["tensor"]
@@ -223,7 +223,7 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
   return _programs(c.model, c.loss, c.optim, c.tpu, mesh, **numbers)
 
 
-@functools.lru_cache(8)  # its key, the arguments: all that the functions depend on, and no more
+@functools.lru_cache(8)  # so the arguments must be all that the functions depend on, and no more
 def _programs(
   model: config_lib.Model,
   loss: config_lib.Loss,
