@@ -10,7 +10,7 @@ assumptions: 0.47 s a step, 40% of the chips' peak. Loading, compilation, evalua
 come on top. The 475 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
 1.36 GiB of parameters, optimiser state and batch, and 10.20 GiB of temporaries, of 95 GiB (headroom
-88%). Both figures come from
+88%). Time and memory come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_gemma3_4b.py \
     --topology=v5p:2x4x4

@@ -10,7 +10,7 @@ assumptions: 0.42 s a step, 44% of the chips' peak. Loading, compilation, evalua
 come on top. The 950 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
 1.08 GiB of parameters, optimiser state and batch, and 6.02 GiB of temporaries, of 15.75 GiB
-(headroom 55%). Both figures come from
+(headroom 55%). Time and memory come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_1.5b.py \
     --topology=v5e:4x4

@@ -10,7 +10,7 @@ assumptions: 1.55 s a step, 63% of the chips' peak. Loading, compilation, evalua
 come on top. The 475 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
 6.29 GiB of parameters, optimiser state and batch, and 26.11 GiB of temporaries, of 95 GiB (headroom
-66%). Both figures come from
+66%). Time and memory come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_72b.py \
     --topology=v5p:4x4x8

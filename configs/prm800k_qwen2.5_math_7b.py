@@ -10,7 +10,7 @@ assumptions: 0.59 s a step, 63% of the chips' peak. Loading, compilation, evalua
 come on top. The 475 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
 2.54 GiB of parameters, optimiser state and batch, and 14.13 GiB of temporaries, of 95 GiB (headroom
-82%). Both figures come from
+82%). Time and memory come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_7b.py \
     --topology=v5p:2x4x4

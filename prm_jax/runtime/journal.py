@@ -101,7 +101,7 @@ def run(
   facts: dict[str, Any],
   work: Callable[[Journal, Sequence[int]], None],
 ) -> Lines | None:
-  """Does the missing items of `count`, and writes the lines of all.  All hosts call it.
+  """Does the missing ones of `count` items, and writes the lines of all.  All hosts call it.
 
   Args:
     facts: everything that the lines depend on; a journal with other facts is an error.

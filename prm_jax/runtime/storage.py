@@ -110,8 +110,8 @@ def written(name: str | os.PathLike[str], mode: Mode = "wt", compress: bool = Tr
     compress: with gzip, if the name ends in .gz.
 
   Raises:
-    OSError: the file, which the message names, cannot be written.  Raised before the block, or for
-      a bucket after it.
+    OSError: the file, which the message names, cannot be written.  Raised before the block, or
+      after it for a bucket or a full disk.
   """
   with written_together() as output:
     yield output(name, mode, compress)

@@ -62,7 +62,7 @@ class WorkdirLock:
           raise self._lost(other) from error
 
   def taken_by(self) -> str:
-    """Returns the run that has since taken over the bucket; "" if none, or on other hosts."""
+    """Returns the run that has since taken over the bucket; "" if none, or not the first host."""
     if not storage.in_bucket(self.workdir) or not distributed.is_first():
       return ""
     owner = storage.read(self._path).decode()
