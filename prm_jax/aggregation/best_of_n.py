@@ -45,8 +45,9 @@ def best_of_n(
     keys hold (float32: 254 in all).
 
   Raises:
-    ValueError: shapes disagree, `scores` are not floats or `correct` is, N or a size is outside
-      1..M, or `n` and `sizes` have so many values that there are over 2**29 weights.
+    ValueError: shapes disagree, `scores` are not floats, `correct` or `valid` is neither bool nor
+      0/1 integers, N or a size is outside 1..M, or `n` and `sizes` have so many values that there
+      are over 2**29 weights.
   """
   scores = candidates.check_scores(scores)
   return _expected(rank_correctness, n, correct, valid, sizes, scores)

@@ -127,7 +127,8 @@ def _one_problem(answers, correct, n, m, log_factorial):
 def _draw(n, m, log_factorial) -> _Draw:
   """Returns the values of N with P(S = N) = C(M, N) p^N (1-p)^(M-N) and the number L of angles.
 
-  The sum over L angles cannot tell S = N +- L from S = N, so L exceeds 7.5 standard deviations.
+  The sum over L angles cannot tell S = N +- L from S = N, so L exceeds 7.5 standard deviations, or
+  is at least M.
   """
   p = (n[0] + n[-1]) / 2 / m
   log_ways = log_factorial[m] - log_factorial[n] - log_factorial[m - n]
@@ -255,7 +256,7 @@ def _large_answers(contest: _Contest, large: int, here: slice, z_k, log_z):
 
 
 def _small_answers(contest: _Contest, large: int, here: slice, z_k, log_z):
-  """Returns `below` and `vote`, each `[V, A]`; all other answers make one factor, below + u vote.
+  """Returns `below` and `vote`, each `[V, A]`: one factor below + u vote for the other answers.
 
   The factor also holds the missing candidates.  To first order in b_g, with f candidates in all:
   vote = sum_g Z^(f-m_g) b_g(k) z^k and below = Z^f - sum_{j>=k} vote(j).

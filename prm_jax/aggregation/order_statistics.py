@@ -9,7 +9,7 @@ For all M values of N these would be M^2 weights.  Two properties avoid that:
 
   * w_d(N) <= N/M exp(-d N/M), so N needs only the top REACH M/N depths.  A band covers the values
     of N in an octave, or in several octaves with few values, down to the depth that its smallest N
-    needs.  The first octave has all N that need at least half of the depths.
+    needs.  The first octave has all N that need more than half of the depths.
   * w_d(N) is a polynomial in N while d + N < M.  An octave full of values, up to N = M/2, is
     evaluated at a few Chebyshev nodes and interpolated.
 

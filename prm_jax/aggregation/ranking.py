@@ -128,7 +128,7 @@ def _keys(scores, correct, valid, sizes):
 
 
 def _share_ties_on_host(keys: np.ndarray) -> np.ndarray:
-  """Does the work of `_share_ties` in numpy, which visits only the tied candidates."""
+  """Returns the mean correctness of ties `[P, M]` by numpy, which visits only tied candidates."""
   flat, m = keys.ravel(), keys.shape[1]
   right = (flat & 1).astype(jax.dtypes.canonicalize_dtype(np.float64))
   changes = np.ones(flat.size + 1, bool)  # whether the score differs from the one before

@@ -27,7 +27,7 @@ MAX_BLOCKS = 64  # draws of one N from one order, at most
 # Cells of all tallies, for each candidate: finding winners then takes about as long as counting
 # votes.  More cells would sharpen small N at the cost of large N, the least certain.
 CELLS_PER_CANDIDATE = 2
-GROUP_CELLS = 2**25  # most cells in the tally of a group of N, unless a single N has more
+GROUP_CELLS = 2**25  # a group of N whose tally has more cells takes no further N
 MAX_CELLS = 2**30  # cells of one tally
 NO_VOTE = 2**30 - 1  # an answer id outside every tally; twice this number fits an int32
 
@@ -82,8 +82,8 @@ def majority_vote(
     mean `[P, K]` and its Monte-Carlo standard error `[P, K]`: 0 where N draws every candidate.
 
   Raises:
-    ValueError: as in `best_of_n`; an answer id is negative; a weight is negative or not finite
-      (if concrete); `permutations` below 2; options that exclude each other; too large a tally.
+    ValueError: as in `best_of_n`; a concrete answer id is negative, or a concrete weight negative
+      or not finite; `permutations` below 2; options that exclude each other; too large a tally.
   """
   answer_ids = candidates.as_array(answer_ids)
   p, m = candidates.check_shapes(answer_ids.shape, correct, valid, sizes)
@@ -278,7 +278,7 @@ def _tally(group: _Group, ids, vote, rank, num_answers: int):
     ids: `[P, M]` answers in drawing order: 0..num_answers-1, or NO_VOTE, which is not counted.
     vote: `[P, M]` amount that a candidate adds to its answer, in drawing order; or one number.
     rank: `[P, M]` the number of candidates drawn before each; None: its column.
-    num_answers: the answers of a problem.
+    num_answers: the number of answers of a problem.
   """
   (problems, m), width = ids.shape, group.n[-1]
   place = np.arange(m)
