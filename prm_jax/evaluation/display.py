@@ -1,4 +1,4 @@
-"""HTML tables for notebooks: text is escaped, and low P(right) is shaded, in light and dark."""
+"""HTML tables for notebooks: text is escaped; low P(right) has a shade for light and dark themes."""
 
 import html
 from collections.abc import Sequence

@@ -60,7 +60,9 @@ def accuracies(sums: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def best_threshold(judged: Sequence[Judged]) -> float:
-  """Returns the threshold of the best F1, midway between scores; of several, the nearest to 0.5.
+  """Returns the threshold of the best F1, midway between neighbouring scores.
+
+  Of several it is the one nearest to 0.5.
 
   Raises:
     ValueError: the solutions all have an error, or none has.

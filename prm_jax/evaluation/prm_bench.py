@@ -35,7 +35,7 @@ MEASURES = ("f1", "negative_f1", "accuracy", "first_error_accuracy", "prm_score"
 def solutions(
   records: Iterable[tuple[str, dict[str, Any]]], neutral: str | None
 ) -> Iterator[Labelled]:
-  """Yields the solutions that upstream judges; `process_bench.solutions` has the arguments.
+  """Yields the solutions that upstream judges, with arguments and errors as `process_bench` has.
 
   Each line yields its modified solution.  A line of the class with redundant steps first yields its
   original solution as a correct one; where scores are read, it does so only if it has

@@ -177,7 +177,7 @@ def draw_curves(report: dict) -> matplotlib.figure.Figure:
 
 
 def _bars_apart(n: Sequence[int], methods: int) -> float:
-  """Returns the points between two methods' intervals, small enough to keep each N apart."""
+  """Returns the points between two methods' intervals, so few that neighbouring N stay apart."""
   octaves = np.diff(np.log2(n))
   if not len(octaves):
     return BARS_APART

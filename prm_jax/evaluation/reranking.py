@@ -357,6 +357,6 @@ def _notices(
     votes = " and in ".join(weighted)
     result.append(f"in {votes} the weight of a vote is the {options.vote_weight} of the score")
   elif options.vote_weight != "plain":
-    nothing = "has no effect: no vote is weighed by orm_score or a --score"
+    nothing = "has no effect: no vote is weighted by orm_score or a --score"
     result.append(f"--vote_weight={options.vote_weight} {nothing}")
   return result

@@ -228,7 +228,7 @@ def _is_process_bench(record: dict[str, Any]) -> bool:
 
 
 class Result(msgspec.Struct):
-  """The keys that `compared` reads of a result file, where problems are hashes without texts."""
+  """The keys that `compared` reads of a result file, with hashes of problems and no texts."""
 
   benchmark: Name
   threshold: float

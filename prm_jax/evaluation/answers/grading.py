@@ -141,7 +141,7 @@ class Grader:
     """Returns the equivalence class of each answer of each problem, numbered by first appearance.
 
     Answers with equal normal forms are in one class.  Other answers, the most frequent first, are
-    compared with the most frequent classes so far.  An undecided answer gets a class of its own.
+    compared with the most frequent classes so far.  An undecided pair counts as different.
 
     Args:
       problems: how often each answer of a problem was given.

@@ -85,8 +85,8 @@ def from_records(
 
   Args:
     labels: labels of steps, by problem and steps.  A solution without an entry takes that of its
-      longest prefix.
-    why: the reason for showing each record; "" or none.
+      longest prefix with one.
+    why: the reason for showing each record; "" or a missing reason is none.
     neutral: "positive" counts neutral steps as right, anything else as wrong.
     own: keys of a solution's other scores, by the names that the page gives them.
   """
