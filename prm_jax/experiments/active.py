@@ -107,7 +107,7 @@ def efficiency(
   Args:
     arms: `[S, P, K]` accuracies at K sizes.  At the first size all arms are the same model; it
       counts in the fit, but the horizontal distance is taken at the other sizes.
-    sizes: labels at each size, such as the number of labelled solutions.
+    sizes: the number of labelled solutions, or of labels of steps, at each size.
 
   Returns:
     Line, slope_ratio and data_ratio of each arm, the last two with intervals.  A ratio whose base

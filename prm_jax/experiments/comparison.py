@@ -152,7 +152,7 @@ def _reductions(names: Iterable[str]) -> dict[str, str]:
 def _given(path: pathlib.Path, samples: ScoredSamples) -> tuple[dict[str, np.ndarray], list[str]]:
   """Returns `[P, M]` "logprob", "tokens" and "steps" (counted), each if all records have it.
 
-  Also returns notices of those that some records lack.  Raises BadLine for a wrong log-probability.
+  Also returns notices of those that only some records lack.  Raises BadLine for a wrong logprob.
   """
   given: dict[str, list] = {"logprob": [], "tokens": [], "steps": []}
   for where, record in scored_samples.candidates(path, progress=False):
@@ -352,7 +352,7 @@ def growth(
 
 
 def disagreements(candidates: Candidates, model: str) -> tuple[list[tuple[int, int]], list[str]]:
-  """Returns slots of a model's and the majority's picks, where one of the two is right; and why.
+  """Returns slots of a model's and the majority's picks where just one is right; and who picked.
 
   The majority picks the first candidate with its answer; a tied majority picks none.
   """

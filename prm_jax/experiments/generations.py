@@ -65,7 +65,7 @@ def name(arm: str, generation: int) -> str:
 
 
 def _model(study: Study, model: str, arm: str, g: int) -> dict[str, Any]:
-  """Trains, judges and diagnoses a generation's model, which chooses for the next generation."""
+  """Trains, judges and diagnoses a generation's model; chooses the next solutions to label."""
   chosen = added = study.uniform(1)
   for k in range(g):
     added = [tuple(place) for place in study.stored(name(arm, k))["next"][arm]]

@@ -19,7 +19,7 @@ from prm_jax.supervision.active import log_scores
 from prm_jax.training import checkpoint
 
 DIGITS = 6  # of stored accuracies
-ROW_LENGTH = 512  # tokens; shorter rows encode the text that samples share more than once
+ROW_LENGTH = 512  # tokens; in shorter rows, text that samples share is encoded more often
 
 
 def finished(workdir: storage.Path, c: Experiment) -> bool:
@@ -112,7 +112,7 @@ def judged(scorer: Scorer, task: Task) -> dict[str, Any]:
 
 
 def problems_of(task: Task) -> dict[str, Any]:
-  """Returns N, a hash of the problems, and each one's votes, oracle, level and pass rate."""
+  """Returns the values of N, the problems' hash, and votes, oracle, level, pass rate of each."""
   samples = Samples.of(task)
   draws, outcomes = samples.draws, (samples.correct, samples.valid)
   return {

@@ -126,7 +126,7 @@ class Plan(Checked):
   tuning_seeds: tuple[Whole, ...] = (100, 101)  # in place of `seeds` in the experiment tuning
   proportional: bool = False  # scales updates with the data; the settings' are for the largest set
   process_problems: Count = 12_000  # of the process base, two solutions of each
-  outcome_problems: Count = 30_000  # of the outcome base, which memorises fewer
+  outcome_problems: Count = 30_000  # of the outcome base, which would memorise a smaller set
   # Share of the operations' tables at which the bases take mistakes for right.  Labels teach these.
   blind: Share = 0.25
   labeller_problems: Count = 6000  # two solutions of each

@@ -62,7 +62,8 @@ LEARNED = {  # the labels of these arms, and their kind
   "tolerant": (Settings(labels="tolerant", sure=0.5), "soft"),
 }
 
-MEASURES = {"precision": "named", "recall": "there"}  # the first errors of which a share is right
+# The first errors of which each measure is the share named right.
+MEASURES = {"precision": "named", "recall": "there"}
 
 
 def runs(plan: Plan) -> dict[str, Make]:
