@@ -1,4 +1,4 @@
-"""HTML tables for notebooks: text is escaped; low P(right) has a shade for light and dark themes."""
+"""HTML tables for notebooks: text is escaped; low P(right) is shaded, on light and dark pages."""
 
 import html
 from collections.abc import Sequence
