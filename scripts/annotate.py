@@ -58,7 +58,7 @@ class Args(options.Generator, rollout_labels.Settings):
   template: Literal["critic", "thinkprm", "genprm"] = "critic"  # prompt (judge)
   votes: config_lib.Count = 8  # verdicts on each solution (judge)
   max_new_tokens: config_lib.Count | None = None  # of a sample; None: 512, or 8,192 for a judge
-  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
+  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not detect
 
 
 OF_SETTINGS = {field.name for field in dataclasses.fields(rollout_labels.Settings)}

@@ -51,7 +51,7 @@ class Args(options.RewardModel):
   threshold: Threshold | None = None  # a step that scores below it is decided wrong
   threshold_data: pathlib.Path | None = None  # labelled solutions to find the threshold on instead
   compare: tuple[pathlib.Path, pathlib.Path] | None = None  # two results of this script
-  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
+  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not detect
 
 
 def main() -> None:

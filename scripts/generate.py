@@ -52,7 +52,7 @@ class Args(options.Generator):
   lookahead: config_lib.Count = 1  # steps that --search=lookahead looks ahead
   max_steps: config_lib.Count = 40  # limit of steps of a solution, in a search
   max_step_tokens: config_lib.Count = 256  # in a search, longer steps are cut off
-  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
+  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not detect
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ class Args(options.RewardModel):
   output: pathlib.Path  # the same lines with scores
   skip_cut_off: bool = False  # do not score candidates with `finished` false
   merge: bool = True  # encode shared prefixes of candidates once; False: for comparison
-  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
+  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not detect
 
 
 def main() -> None:
