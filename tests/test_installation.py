@@ -100,7 +100,7 @@ def test_the_help_of_a_script_imports_no_slow_libraries(helps, script):
   assert (code, errors) == (0, f"{imported}\n") and "--help" in output
   assert "\n\n\n" not in output
   if script == "score":
-    assert "jobs whose hosts JAX does not find itself" in output.split("hosts options")[1][:200]
+    assert "jobs whose hosts JAX does not detect" in output.split("hosts options")[1][:200]
   if script == "rerank":  # a description and a comment, each of several lines in the source
     assert (
       "problem and its samples a line; or a bundle\nof" in output
