@@ -49,7 +49,7 @@ class Args(config_lib.Checked):
 def main() -> None:
   args = command_line.parse(Args, __doc__)
   from prm_jax.evaluation import scored_samples
-  from prm_jax.experiments import comparison, comparison_page
+  from prm_jax.experiments import comparison, comparison_files, comparison_page
 
   scores, judged = (
     {name: pathlib.Path(file) for name, file in command_line.named_files(flag, given).items()}
@@ -59,9 +59,11 @@ def main() -> None:
   storage.refuse_inputs(paths, [args.input, *scores.values(), *judged.values()])
   with storage.written_together() as output:
     files = [output(path, "wb") for path in paths]  # an unwritable path fails before the work
-    f1 = {name: comparison.process_bench(path) for name, path in judged.items()}
+    f1 = {name: comparison_files.process_bench(path) for name, path in judged.items()}
     with grading.Grader(cache=grading.CACHE) as grader:
-      candidates = comparison.read(args.input, scores, args.reduction, grader.classes, args.neutral)
+      candidates = comparison_files.read(
+        args.input, scores, args.reduction, grader.classes, args.neutral
+      )
     flag = '--scores NAME=FILE, where "orm_score" has it'
     used = args.input in scores.values()
     scored_samples.warn_of_unused([args.input], candidates.samples, flag, used)

@@ -52,7 +52,7 @@ class Args(config_lib.Checked):
 class Candidate(msgspec.Struct):
   """The keys that are read from a line."""
 
-  ground_truth_answer: json_lines.Text
+  ground_truth_answer: json_lines.NotBlank
   answer: str | msgspec.UnsetType | None = msgspec.UNSET
   text: str | None = None
   finished: bool | None = None

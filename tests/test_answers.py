@@ -484,6 +484,7 @@ def test_grade_py_adds_a_verdict_and_keeps_other_keys(tmp_path):
   assert "6 candidates" in result.stdout
   for line, message in (
     ({"answer": "1"}, r"samples\.jsonl:1: .*ground_truth_answer"),
+    ({"ground_truth_answer": " ", "answer": "1"}, r"samples\.jsonl:1: .* that is not blank"),
     (
       {"ground_truth_answer": "1", "steps": ["1"]},
       r'samples\.jsonl:1: .*no "answer", and no "text"',

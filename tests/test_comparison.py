@@ -10,7 +10,7 @@ from scored_files import shown_on
 
 from prm_jax.evaluation.candidate_table import SCORES
 from prm_jax.evaluation.figure_files import encoded
-from prm_jax.experiments import comparison, comparison_page, figures
+from prm_jax.experiments import comparison, comparison_files, comparison_page, figures
 from prm_jax.runtime.json_lines import BadLine
 
 P, M = 12, 6
@@ -62,7 +62,7 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def candidates(files):
   """Returns the candidates with the scores of all models."""
-  return comparison.read(*files)
+  return comparison_files.read(*files)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_cut_off_candidates_need_no_scores(compared, files, tmp_path):
     kept = [x if x["finished"] else {k: v for k, v in x.items() if k not in SCORES} for x in given]
     assert kept != given
     fewer[name] = write_lines(tmp_path / f"{len(fewer)}.jsonl", kept)
-  assert comparison.compare(comparison.read(graded, fewer)) == compared
+  assert comparison.compare(comparison_files.read(graded, fewer)) == compared
 
 
 def test_a_score_that_only_a_cut_off_candidate_lacks_is_an_error(files, tmp_path):
@@ -127,12 +127,26 @@ def test_a_score_that_only_a_cut_off_candidate_lacks_is_an_error(files, tmp_path
   rows[at] = bare | {"finished": False}
   path = write_lines(tmp_path / "scored.jsonl", rows)
   with pytest.raises(BadLine, match=r"scored\.jsonl: lacks scores .*graded\.jsonl"):
-    comparison.read(graded, {"other": path})
+    comparison_files.read(graded, {"other": path})
+
+
+@pytest.mark.parametrize("key, value", [("steps", ["other", "answer"]), ("answer", "12")])
+def test_scores_of_other_solutions_are_refused(files, tmp_path, key, value):
+  """A scored file with other solutions of the same problems, graded alike, is an error."""
+  graded, models = files
+  rows = read_lines(models["other"])
+  at = next(i for i, row in enumerate(rows) if row["finished"] and not row["is_correct"])
+  rows[at][key] = value
+  path = write_lines(tmp_path / "scored.jsonl", rows)
+  with pytest.raises(
+    BadLine, match=rf"scored\.jsonl:{at + 1}: not the {key} of .*d\.jsonl:{at + 1}"
+  ):
+    comparison_files.read(graded, {"other": path})
 
 
 def test_votes_weigh_by_the_reduction_that_ranks(files, candidates):
   """The weight of a model's vote is the probability that ranks, under every reduction."""
-  soft = comparison.read(*files, "soft_min")
+  soft = comparison_files.read(*files, "soft_min")
   for each in (candidates, soft):
     np.testing.assert_allclose(each.models["people"], np.exp(each.scores["people"]))
   assert not np.allclose(candidates.models["people"], soft.models["people"])
@@ -147,7 +161,7 @@ def test_votes_weigh_products_of_many_steps(tmp_path):
   steps = [[{"-1": 1 - x, "0": 0.0, "1": x}] * 80 for x in (5e-5, 1e-5, 2e-5)]
   models = [line | {"rating_probs": each} for line, each in zip(given, steps)]
   files = [write_lines(tmp_path / f"{i}.jsonl", x) for i, x in enumerate((given, models))]
-  solved = comparison.solved(comparison.read(files[0], {"m": files[1]}), [1, 2, 3])
+  solved = comparison.solved(comparison_files.read(files[0], {"m": files[1]}), [1, 2, 3])
   np.testing.assert_allclose(solved["vote by m"], [[1 / 3, 2 / 3, 1]], atol=0.05)
 
 
@@ -163,15 +177,15 @@ def test_votes_weigh_products_of_many_steps(tmp_path):
 )
 def test_a_name_has_a_model_a_share_and_a_reduction(name, expected):
   """NAME/2:min names a model, its share of the labels and its reduction of steps."""
-  assert comparison.parts(name) == expected
+  assert comparison_files.parts(name) == expected
 
 
 def test_one_model_by_two_reductions_against_any_method(files, tmp_path):
   """NAME:REDUCTION reduces a model's steps so, and --against compares with any method."""
   graded, models = files
   named = {"other": models["other"], "other:min": models["other"]}
-  candidates = comparison.read(graded, named)
-  by_min = comparison.read(graded, models, "min")
+  candidates = comparison_files.read(graded, named)
+  by_min = comparison_files.read(graded, models, "min")
   np.testing.assert_array_equal(candidates.scores["other:min"], by_min.scores["other"])
   methods = comparison.compare(candidates, against=["other:min"])["methods"]
   product, minimum = (methods[name]["accuracy"]["mean"] for name in named)
@@ -181,16 +195,16 @@ def test_one_model_by_two_reductions_against_any_method(files, tmp_path):
     comparison.compare(candidates, against=["nobody"])
   for name in ("random", "majority", "log-probability", "problems", "vote by other"):
     with pytest.raises(ValueError, match=f"{name}: this is a method"):
-      comparison.read(graded, {name: models["people"]})
+      comparison_files.read(graded, {name: models["people"]})
   with pytest.raises(ValueError, match="people:most: no reduction 'most'; there are product"):
-    comparison.read(graded, {"people:most": models["people"]})
+    comparison_files.read(graded, {"people:most": models["people"]})
   outcome = read_lines(models["people"])
   for line in outcome:
     line["orm_score"] = line.pop("rating_probs")[0]["1"]
   file = write_lines(tmp_path / "outcome.jsonl", outcome)
-  assert "outcome" in comparison.read(graded, {"outcome": file}).models
+  assert "outcome" in comparison_files.read(graded, {"outcome": file}).models
   with pytest.raises(BadLine, match=r"outcome\.jsonl: no rating_probs, for outcome:min"):
-    comparison.read(graded, {"outcome:min": file})
+    comparison_files.read(graded, {"outcome:min": file})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True])
@@ -200,9 +214,9 @@ def test_a_log_probability_that_is_no_number_is_an_error(tmp_path, value):
   given[1]["logprob"] = value
   path = write_lines(tmp_path / "graded.jsonl", given)
   with pytest.raises(BadLine, match=rf"graded\.jsonl:2: logprob is {shown}: expected a finite"):
-    comparison.read(path, {})
+    comparison_files.read(path, {})
   given[1]["logprob"] = -np.inf
-  candidates = comparison.read(write_lines(path, given), {})
+  candidates = comparison_files.read(write_lines(path, given), {})
   assert candidates.scores["log-probability"][0, 1] == -np.inf
   found = comparison.compare(candidates) | {"neutral": "positive"}
   comparison_page.contents(candidates, found, "t")  # JSON has no infinity
@@ -212,7 +226,7 @@ def test_a_notice_says_which_scores_some_records_lack(tmp_path):
   """A score that some records lack is not compared, and a notice says so; one of none is not."""
   given = [{key: value for key, value in line.items() if key != "tokens"} for line in lines()]
   del given[0]["logprob"], given[1]["logprob"]
-  candidates = comparison.read(write_lines(tmp_path / "graded.jsonl", given), {})
+  candidates = comparison_files.read(write_lines(tmp_path / "graded.jsonl", given), {})
   assert not candidates.scores
   assert candidates.notices() == ["2 of 72 records have no logprob: not compared"]
 
@@ -250,7 +264,7 @@ def test_growth_per_doubling_of_labels_is_a_slope(compared, files):
   """The gain of a doubling of the labels is the least-squares slope over log2 of the shares."""
   graded, models = files
   by_min = {f"{name}:min": models[name] for name in ("people", "people/2")}
-  growth = comparison.compare(comparison.read(graded, by_min))["growth"]
+  growth = comparison.compare(comparison_files.read(graded, by_min))["growth"]
   assert growth["people:min"]["shares"] == [0.5, 1]
   growth = compared["growth"]
   assert [*growth] == ["people"] and growth["people"]["shares"] == [0.25, 0.5, 1]
@@ -287,7 +301,7 @@ def test_the_figure_names_any_model(files):
   """A name that matplotlib would hide or read as a formula is in the legend as it is."""
   graded, models = files
   named = {"_draft": models["people"], "$x_$": models["other"]}
-  found = comparison.compare(comparison.read(graded, named), [1, M])
+  found = comparison.compare(comparison_files.read(graded, named), [1, M])
   text = encoded(figures.draw(comparison_page.panels(found)), "svg").decode()
   assert ">_draft</text>" in text and ">$x_$</text>" in text
   assert text.count(">95 % interval of majority</text>") == 2  # the only band of each panel
@@ -322,9 +336,9 @@ def test_compare_py_writes_all_and_refuses_other_candidates(files, tmp_path):
   assert "What a doubling of the labels adds" in (tmp_path / "comparison.html").read_text()
   other = write_lines(tmp_path / "other.jsonl", scored(lines(1), 0, 1.0))
   with pytest.raises(BadLine, match=r"other\.jsonl: not the candidates of .*graded\.jsonl"):
-    comparison.read(graded, {"x": other})
+    comparison_files.read(graded, {"x": other})
   with pytest.raises(BadLine, match=r"comparison\.json: .*benchmark"):
-    comparison.process_bench(tmp_path / "comparison.json")
+    comparison_files.process_bench(tmp_path / "comparison.json")
 
 
 def test_scores_that_are_no_probabilities_rank_only(files, tmp_path):

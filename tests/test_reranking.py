@@ -45,6 +45,20 @@ def test_a_wrong_prm_score_is_a_warning_that_names_the_line(tmp_path):
   assert "(2 such lines)" in notice
 
 
+def test_equal_answers_graded_differently_are_a_warning_that_names_both(tmp_path):
+  """One answer to a problem graded right and wrong gives a notice; to two problems it does not."""
+  same = {"answer": "3", "finished": True}
+  rows = [rated("p", False, "4"), rated("p", False, **same), rated("p", True, **same)]
+  rows += [rated("q", True, "4")]
+  samples = samples_of(tmp_path / "scored.jsonl", rows)
+  *_, notice = ranked(samples, methods=["oracle"])[0]["notices"]
+  assert "scored.jsonl:3 and" in notice and "scored.jsonl:2 are equal" in notice
+  assert "(1 such answers)" in notice
+  rows[1]["finished"] = False  # a candidate without an answer
+  samples = samples_of(tmp_path / "scored.jsonl", rows)
+  assert not any("are equal" in x for x in ranked(samples, methods=["oracle"])[0]["notices"])
+
+
 def test_curves_equal_counting(tmp_path):
   """Every curve equals the mean over all subsets of N candidates of a problem."""
   records = list(generated())

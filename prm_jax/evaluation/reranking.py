@@ -307,6 +307,25 @@ def unanswered(samples: ScoredSamples) -> list[str]:
   )
 
 
+def graded_both_ways(samples: ScoredSamples) -> list[str]:
+  """Warns of equal answers to a problem of which one is graded right and another wrong, if any."""
+  if samples.answer_ids is None:
+    return []
+  (problems, most), valid = samples.correct.shape, samples.valid
+  answers = np.arange(problems)[:, None] * most + samples.answer_ids  # distinct over the problems
+  both = np.intersect1d(answers[valid & samples.correct], answers[valid & ~samples.correct])
+  if not len(both):
+    return []
+  first, second = (
+    samples.where(*np.argwhere(valid & (answers == both[0]) & graded)[0])
+    for graded in (samples.correct, ~samples.correct)
+  )
+  return [
+    f"warning: the answers at {first} and {second} are equal, but only the first is graded right "
+    f"({len(both)} such answers); a vote counts such an answer as right in proportion"
+  ]
+
+
 def contradictions(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]:
   """Warns of a prm_score that is not the product of the line's steps, if there is any."""
   gap = _gap(samples, scores)
@@ -345,7 +364,7 @@ def _notices(
     if most >= 2 * np.median(present):  # perhaps one text joined two problems
       notice += "; if one problem text stands for several problems, give each its unique_id"
     result.append(notice)
-  result += unanswered(samples)
+  result += [*unanswered(samples), *graded_both_ways(samples)]
   gap, warnings = _gap(samples, scores), contradictions(samples, scores)
   if not warnings and (given := int((~np.isnan(gap)).sum())):
     result.append(

@@ -9,7 +9,8 @@ from typing import Any
 from prm_jax.evaluation import page, reranking, scored_samples
 from prm_jax.evaluation.report import sentence
 from prm_jax.experiments import figures
-from prm_jax.experiments.comparison import Candidates, disagreements, whole
+from prm_jax.experiments.comparison import disagreements
+from prm_jax.experiments.comparison_files import Candidates, whole
 from prm_jax.experiments.figures import COLOURS, Curve, Panel
 from prm_jax.experiments.results import Table, number, percent
 

@@ -43,7 +43,7 @@ class Line(msgspec.Struct):
   """The keys of a problem's record that are read, or that grade.py reads of each sample."""
 
   problem: json_lines.Text
-  ground_truth_answer: json_lines.Text | None = None
+  ground_truth_answer: json_lines.NotBlank | None = None
   answer: str | None = None  # the ground truth, if there is no other
 
 

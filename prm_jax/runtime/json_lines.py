@@ -29,6 +29,7 @@ STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)'
 NO_BRACKET = re.compile(STRING + rb'|[^][{}"]+', re.DOTALL)
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 Text = Annotated[str, msgspec.Meta(min_length=1)]  # a field of a Struct that is not empty
+NotBlank = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 
 class BadLine(ValueError):

@@ -30,7 +30,7 @@ class Line(msgspec.Struct):
   """The keys read from each line."""
 
   problem: json_lines.Text
-  ground_truth_answer: json_lines.Text
+  ground_truth_answer: json_lines.NotBlank
   steps: list[json_lines.Text] = []
   text: str = ""
   is_correct: bool | None = None

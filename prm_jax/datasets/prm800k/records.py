@@ -14,18 +14,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from prm_jax.runtime import json_lines
+from prm_jax.runtime.json_lines import NotBlank
 from prm_jax.types import RATINGS
 
 UNFINISHED = ("give_up", "bad_problem")  # finish reasons of labelers who could not go on
 
-Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # not blank
 Rating = Annotated[int, msgspec.Meta(ge=min(RATINGS), le=max(RATINGS))]
 
 
 class Completion(msgspec.Struct, omit_defaults=True):
   """A candidate for a step, written by the model that solves the problem."""
 
-  text: Text
+  text: NotBlank
   rating: Rating | None
   flagged: bool | None
   rating_probs: dict[str, float] | None = None  # written by a model that evaluate.py judges
@@ -34,7 +34,7 @@ class Completion(msgspec.Struct, omit_defaults=True):
 class HumanCompletion(msgspec.Struct):
   """A step that the labeler wrote (phase 1)."""
 
-  text: Text
+  text: NotBlank
   rating: Rating | None = None
   corrected_rating: Rating | None = None
   source: str | None = None
@@ -64,10 +64,10 @@ class Step(msgspec.Struct):
 class Question(msgspec.Struct):
   """A problem of MATH, and in phase 2 the solution that was to be labelled."""
 
-  problem: Text
+  problem: NotBlank
   ground_truth_answer: str | None
   ground_truth_solution: str | None = None
-  pre_generated_steps: list[Text] | None = None
+  pre_generated_steps: list[NotBlank] | None = None
   pre_generated_answer: str | None = None
   pre_generated_verifier_score: float | None = None
 
