@@ -132,6 +132,16 @@ def test_a_resumed_run_equals_a_whole_one(experiment, whole, tmp_path, kind):
   assert [r["step"] for r in records if r["split"] == "train"] == [2, 3, 4, 6, 8]
 
 
+def test_a_finished_run_returns_its_stored_evaluation(experiment, whole, tmp_path, monkeypatch):
+  """Run again, a finished run compiles nothing and returns the evaluation of its last update."""
+  workdir = shutil.copytree(whole[0], tmp_path / "again")
+  monkeypatch.setattr(loop.Run, "call", lambda *_: pytest.fail("runs a program"))
+  with tiny.first_device():
+    result = loop.run(experiment, workdir)
+  record = [record for record in tiny.records(workdir) if record["split"] == "test"][-1]
+  assert {"nll", "auroc"} <= result.keys() and result.items() <= record.items()
+
+
 @pytest.mark.parametrize("trained", ["all", pytest.param("head", marks=SLOW)])
 def test_eight_devices_equal_one(experiment, whole, tmp_path, all_devices, trained):
   """Training sharded over eight devices gives the losses and parameters of one device."""

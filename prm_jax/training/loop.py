@@ -73,7 +73,7 @@ def train(run: "Run") -> dict[str, Any]:
     result = run.evaluate_and_log(run.start)
   if run.start == c.steps or run.out_of_patience(run.start):
     run.log.say(f"nothing left to do: {run.lock.workdir} is at step {run.start} of {c.steps}")
-    return result or run.evaluate()
+    return result or run.checkpointer.info(run.start)["evaluation"] or run.evaluate()
   batches = train_batches(run.rows.train, c, run.mesh, run.start)
   for step in range(run.start + 1, c.steps + 1):
     with run.goodput.spent_on("data"):
