@@ -596,7 +596,7 @@ def test_rewards_over_http_are_those_of_the_reward_function(scorer):
     code = {}
     exec(example.replace("http://127.0.0.1:8000", url), code)
     many = code["prm_reward"](["Solve"] * 300, completions * 100, question=prompts * 100)
-    long = ["A 3\n" * 2000] * 9 + ["A\n" * 20_000, "A" * 10**6] + ["A" * 10**5] * 40
+    long = ["A\n" * 600] * 30 + ["A\n" * 20_000, "A" * 10**6] + ["A" * 10**5] * 40
     columns = {"question": np.array(["x"] * len(long))}
     most = code["prm_reward"](["Solve"] * len(long), long, **columns)
   sums = function(prompts, completions)
@@ -609,4 +609,4 @@ def test_rewards_over_http_are_those_of_the_reward_function(scorer):
   default = RewardFunction(scorer, "minimum")(prompts, completions)
   np.testing.assert_allclose(many, default * 100, atol=1e-6)
   longest = RewardFunction(scorer, "minimum")(["x"], long[:1])
-  np.testing.assert_allclose(most, longest * 9 + [-1] * 42, atol=1e-5)
+  np.testing.assert_allclose(most, longest * 30 + [-1] * 42, atol=1e-5)
