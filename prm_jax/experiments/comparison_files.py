@@ -103,9 +103,9 @@ def read(
     same = content.problems == samples.problems and np.array_equal(content.slots, samples.slots)
     if not same or not np.array_equal(content.correct, samples.correct):
       raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")
-    _check_texts(path, file)
     contents[file], by_method[file] = content, methods.solution_scores(content, neutral)
     warnings += reranking.contradictions(content, by_method[file])
+  _check_texts(path, [file for file in contents if not is_bundle(file)])
   for name, file in scored.items():
     available = by_method[file]
     orm = None if named[name] else available.get("orm")
@@ -128,16 +128,15 @@ def read(
   return Candidates(samples, scores, models, files, given.get("steps"), [*warnings, *lacking])
 
 
-def _check_texts(path: pathlib.Path, scored: pathlib.Path) -> None:
+def _check_texts(path: pathlib.Path, scored: Sequence[pathlib.Path]) -> None:
   """Raises BadLine for the first candidate with other steps or another answer than in `path`."""
-  if is_bundle(scored):  # it has no texts
-    return
-  files = (scored_samples.candidates(file, progress=False) for file in (path, scored))
-  for (where, record), (where_scored, other) in zip(*files):
-    for key in record.keys() & other.keys() & {"steps", "answer"}:
-      if record[key] != other[key]:
-        about = f"{place(scored, *where_scored[:2])}: not the {key}"
-        raise BadLine(f"{about} of the candidate at {place(path, *where[:2])}")
+  files = (scored_samples.candidates(file, progress=False) for file in (path, *scored))
+  for (where, record), *others in zip(*files):
+    for file, (where_scored, other) in zip(scored, others):
+      for key in record.keys() & other.keys() & {"steps", "answer"}:
+        if record[key] != other[key]:
+          about = f"{place(file, *where_scored[:2])}: not the {key}"
+          raise BadLine(f"{about} of the candidate at {place(path, *where[:2])}")
 
 
 def _reductions(names: Iterable[str]) -> dict[str, str]:
