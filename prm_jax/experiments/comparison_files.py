@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -105,7 +105,7 @@ def read(
       raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")
     contents[file], by_method[file] = content, methods.solution_scores(content, neutral)
     warnings += reranking.contradictions(content, by_method[file])
-  _check_texts(path, [file for file in contents if not is_bundle(file)])
+  given, lacking = _given(path, [file for file in contents if not is_bundle(file)], samples)
   for name, file in scored.items():
     available = by_method[file]
     orm = None if named[name] else available.get("orm")
@@ -119,7 +119,6 @@ def read(
       raise BadLine(f"{file}: lacks scores of candidates that were not cut off in {path}")
     scores[name] = score
     models[name] = np.minimum(np.exp(score), 1) if "prm_product" in available else score
-  given, lacking = _given(path, samples)
   if "logprob" in given:
     scores["log-probability"] = given["logprob"]
   if "tokens" in given:
@@ -128,15 +127,22 @@ def read(
   return Candidates(samples, scores, models, files, given.get("steps"), [*warnings, *lacking])
 
 
-def _check_texts(path: pathlib.Path, scored: Sequence[pathlib.Path]) -> None:
-  """Raises BadLine for the first candidate with other steps or another answer than in `path`."""
+def _checked(
+  path: pathlib.Path, scored: Sequence[pathlib.Path]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields the place and the record of each candidate in `path`, and reads `scored` beside it.
+
+  Raises BadLine for the first candidate that has other steps or another answer there.
+  """
   files = (scored_samples.candidates(file, progress=False) for file in (path, *scored))
-  for (where, record), *others in zip(*files):
-    for file, (where_scored, other) in zip(scored, others):
+  for (place_in_path, record), *others in zip(*files):
+    where = place(path, *place_in_path[:2])
+    for file, (place_in_file, other) in zip(scored, others):
       for key in record.keys() & other.keys() & {"steps", "answer"}:
         if record[key] != other[key]:
-          about = f"{place(file, *where_scored[:2])}: not the {key}"
-          raise BadLine(f"{about} of the candidate at {place(path, *where[:2])}")
+          about = f"{place(file, *place_in_file[:2])}: not the {key}"
+          raise BadLine(f"{about} of the candidate at {where}")
+    yield where, record
 
 
 def _reductions(names: Iterable[str]) -> dict[str, str]:
@@ -150,19 +156,22 @@ def _reductions(names: Iterable[str]) -> dict[str, str]:
   return named
 
 
-def _given(path: pathlib.Path, samples: ScoredSamples) -> tuple[dict[str, np.ndarray], list[str]]:
+def _given(
+  path: pathlib.Path, scored: Sequence[pathlib.Path], samples: ScoredSamples
+) -> tuple[dict[str, np.ndarray], list[str]]:
   """Returns `[P, M]` "logprob", "tokens" and "steps" (counted), each if all records have it.
 
-  Also returns notices of those that only some records lack.  Raises BadLine for a wrong logprob.
+  Also returns notices of those that only some records lack.  Raises BadLine for a wrong logprob,
+  and as `_checked`.
   """
   given: dict[str, list] = {"logprob": [], "tokens": [], "steps": []}
-  for where, record in scored_samples.candidates(path, progress=False):
+  for where, record in _checked(path, scored):
     record = record | {"steps": len(record.get("steps") or ()) or None}
     for key, values in given.items():
       value = record.get(key)
       if key == "logprob" and not (value is None or is_number(value) or value == -np.inf):
-        about = f"{place(path, *where[:2])}: logprob is {json_lines.show(value)}"
-        raise BadLine(f"{about}: expected a finite number or -inf")
+        shown = json_lines.show(value)
+        raise BadLine(f"{where}: logprob is {shown}: expected a finite number or -inf")
       values.append(value if key == "logprob" or is_number(value) else None)
   out, notices = {}, []
   for key, values in given.items():

@@ -29,7 +29,7 @@ STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)'
 NO_BRACKET = re.compile(STRING + rb'|[^][{}"]+', re.DOTALL)
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 Text = Annotated[str, msgspec.Meta(min_length=1)]  # a field of a Struct that is not empty
-NotBlank = Annotated[str, msgspec.Meta(pattern=r"\S")]
+NotBlank = Annotated[str, msgspec.Meta(pattern=r"\S")]  # one that also has a visible character
 
 
 class BadLine(ValueError):
