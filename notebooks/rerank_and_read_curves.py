@@ -56,7 +56,8 @@ from prm_jax import aggregation as agg
 from prm_jax.config import Loss
 from prm_jax.datasets import arithmetic, prm800k
 from prm_jax.datasets.prm800k import recipes
-from prm_jax.evaluation import display, figure_files, methods, report, reranking, scored_samples
+from prm_jax.evaluation import display, methods, report_figure, reranking, scored_samples
+from prm_jax.evaluation.figure_files import encoded
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.runtime import command_line
 from prm_jax.scoring import candidates
@@ -142,7 +143,7 @@ for name in NAMES:
 display.table(["% solved, N =", *found["n"], "95 % interval"], rows)
 
 # %%
-png = base64.b64encode(figure_files.encoded(report.draw_curves(found))).decode()
+png = base64.b64encode(encoded(report_figure.draw_curves(found))).decode()
 display.Html(f'<img src="data:image/png;base64,{png}" width="700">')
 
 # %% [markdown]

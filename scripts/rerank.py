@@ -42,6 +42,7 @@ class Args(reranking.Options):
 def main() -> None:
   args = command_line.parse(Args, __doc__)
   from prm_jax.evaluation import report as report_files
+  from prm_jax.evaluation import report_table
 
   paths = [args.output_dir / name for name in report_files.file_names(args.figures)]
   paths += [args.write_bundle] * bool(args.write_bundle)
@@ -64,9 +65,9 @@ def main() -> None:
     for file, data in zip(files, contents.values()):
       file.write(data)
   if args.format == "table":
-    print(report_files.format_table(report) + "\n")
+    print(report_table.format_table(report) + "\n")
   elif args.format == "csv":
-    sys.stdout.write(report_files.format_csv(report))
+    sys.stdout.write(report_table.format_csv(report))
   else:
     sys.stdout.write(contents["report.json"].decode())
   log = sys.stdout if args.format == "table" else sys.stderr

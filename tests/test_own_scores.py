@@ -25,6 +25,8 @@ from scored_files import (
 
 from prm_jax.evaluation import methods as methods_lib
 from prm_jax.evaluation import report as report_lib
+from prm_jax.evaluation import report_figure, report_table
+from prm_jax.evaluation.figure_files import encoded
 from prm_jax.evaluation.scored_samples import read_scored_samples, unused_numbers
 
 
@@ -311,9 +313,9 @@ def test_any_name_is_a_column(tmp_path):
       assert report["curves"][ours + columns[name]] == expected["curves"][theirs], name
   page = paths[2].read_text()
   assert "<b>" not in page and "&lt;b&gt;&amp;" in page
-  rows = csv.DictReader(io.StringIO(report_lib.format_csv(report), newline=""))
-  assert not [row for row in rows if row["curve"].startswith(report_lib.FORMULA)]
-  assert report_lib.format_table(report)
+  rows = csv.DictReader(io.StringIO(report_table.format_csv(report), newline=""))
+  assert not [row for row in rows if row["curve"].startswith(report_table.FORMULA)]
+  assert report_table.format_table(report)
 
 
 def test_odd_labels_are_drawn_as_they_are(tmp_path):
@@ -322,8 +324,8 @@ def test_odd_labels_are_drawn_as_they_are(tmp_path):
   names = ["a", "b", "c"]
   records = [r | dict.fromkeys(names, 1.0) for r in generated()]
   report, _ = ranked(read(tmp_path / "a.jsonl", records, names), label=labels)
-  for figure in (report_lib.draw_curves(report), report_lib.draw_groups(report, "level")):
-    svg = report_lib.encoded(figure, "svg").decode()
+  for figure in (report_figure.draw_curves(report), report_figure.draw_groups(report, "level")):
+    svg = encoded(figure, "svg").decode()
     for label in ("_hidden", r"$\frac{", "&lt;b&gt;&amp;"):
       assert f">{label}</text>" in svg
 

@@ -10,6 +10,8 @@ from conftest import call_script, write_lines
 from scored_files import generated, ranked, rated, samples_of, shown_on, written
 
 from prm_jax.evaluation import report as report_lib
+from prm_jax.evaluation import report_figure, report_table
+from prm_jax.evaluation.figure_files import encoded
 
 
 def test_csv_has_every_number(tmp_path):
@@ -18,7 +20,7 @@ def test_csv_has_every_number(tmp_path):
   samples = samples_of(tmp_path / "scored.jsonl", records)
   report, _ = ranked(samples, [1, 3], band="generation", methods=["orm", "majority"])
   report["curves"]["majority"]["standard_error"] = [0.0, 0.25]  # as if the vote were sampled
-  text = report_lib.format_csv(report)
+  text = report_table.format_csv(report)
   rows = {
     (row["breakdown"], row["group"], row["curve"], int(row["n"])): row
     for row in csv.DictReader(io.StringIO(text, newline=""))
@@ -40,7 +42,7 @@ def test_csv_has_every_number(tmp_path):
 def test_a_weighted_vote_is_never_called_exact():
   """Its draws may agree by chance, which an estimated error of 0 does not tell from exactness."""
   vote = {"standard_error": [0.0, 0.0]}
-  note = report_lib.vote_note({"curves": {"majority": vote, "weighted_orm": vote, "orm": {}}})
+  note = report_table.vote_note({"curves": {"majority": vote, "weighted_orm": vote, "orm": {}}})
   assert note.startswith("votes: exact: majority; Monte-Carlo") and note.endswith(
     ": weighted_orm 0"
   )
@@ -52,7 +54,7 @@ def test_csv_has_no_formulas(tmp_path):
   records = [r | {"subject": names[int(r["unique_id"][3:])]} for r in generated(5)]
   samples = samples_of(tmp_path / "scored.jsonl", records)
   report, _ = ranked(samples, [2], by=["subject"], methods=["random", "oracle"])
-  rows = list(csv.DictReader(io.StringIO(report_lib.format_csv(report), newline="")))
+  rows = list(csv.DictReader(io.StringIO(report_table.format_csv(report), newline="")))
   assert {row["group"] for row in rows if row["group"]} == {f"'{name}" for name in names}
   (low,) = [row["low"] for row in rows if row["curve"] == "random - oracle"]
   assert float(low) < 0
@@ -64,11 +66,11 @@ def test_table_shows_no_control_characters(tmp_path):
   samples = samples_of(tmp_path / "scored.jsonl", records)
   report, _ = ranked(samples, methods=["orm"])
   report["notices"].append("warning: a\x1b]0;b\x07\nc.jsonl:1")
-  table = report_lib.format_table(report)
+  table = report_table.format_table(report)
   assert "\x1b" not in table
   assert table.endswith("Warning: a?]0;b??c.jsonl:1.")
   assert "\n?[2Jx?y" in table
-  assert report_lib.group_name("subject", "Algebra") == "Algebra"
+  assert report_table.group_name("subject", "Algebra") == "Algebra"
 
 
 def test_text_from_files_is_escaped(tmp_path):
@@ -131,8 +133,8 @@ def test_markers_and_intervals_are_at_their_n(tmp_path, n):
   """A curve's markers are drawn at N, and its intervals nearest to their own N."""
   samples = samples_of(tmp_path / "a.jsonl", generated(candidates=8))
   report, _ = ranked(samples, n, methods=["oracle", "orm", "prm_product", "majority", "random"])
-  figure = report_lib.draw_curves(report)
-  report_lib.encoded(figure)  # lays it out
+  figure = report_figure.draw_curves(report)
+  encoded(figure)  # lays it out
   (axes,) = figure.axes
   assert [list(line.get_xdata()) for line in axes.get_lines()] == [[*n]] * 5
   at = axes.transData.transform([(k, 50) for k in n])[:, 0]
@@ -145,17 +147,17 @@ def test_markers_and_intervals_are_at_their_n(tmp_path, n):
 def test_figures_for_papers_have_text_and_do_not_change(tmp_path):
   """A PDF embeds TrueType fonts, an SVG has text, and drawing again gives the same bytes."""
   report, _ = ranked(samples_of(tmp_path / "a.jsonl", generated()), methods=["orm", "majority"])
-  figure = report_lib.draw_curves(report)
-  png = report_lib.encoded(figure)
-  pdf, svg = (report_lib.encoded(figure, kind) for kind in ("pdf", "svg"))
+  figure = report_figure.draw_curves(report)
+  png = encoded(figure)
+  pdf, svg = (encoded(figure, kind) for kind in ("pdf", "svg"))
   assert pdf.startswith(b"%PDF") and b"/FontFile2" in pdf and b"/Type3" not in pdf
   assert b"Majority voting</text>" in svg and b"image" not in svg.split(b"</metadata>")[1]
   plain, more = (report_lib.contents(report, [], kinds) for kinds in ((), ("svg", "pdf")))
   assert [*more][-2:] == ["best_of_n.svg", "best_of_n.pdf"]
   assert plain["best_of_n.png"] == more["best_of_n.png"] == png
-  again = report_lib.draw_curves(report)
+  again = report_figure.draw_curves(report)
   for kind, data in (("png", png), ("pdf", pdf), ("svg", svg)):
-    assert report_lib.encoded(again, kind) == data
+    assert encoded(again, kind) == data
 
 
 def test_bad_input_leaves_no_report(tmp_path):

@@ -12,8 +12,7 @@ import pytest
 from scored_files import bundled, generated, ranked, rated, samples_of, shown_on, written
 
 from prm_jax.evaluation import methods as methods_lib
-from prm_jax.evaluation import page
-from prm_jax.evaluation import report as report_lib
+from prm_jax.evaluation import page, report_figure, report_table
 from prm_jax.evaluation.reranking import Options
 from prm_jax.evaluation.scored_samples import read_scored_samples
 
@@ -249,7 +248,7 @@ def test_each_band_is_computed_and_named(tmp_path, band):
   samples = samples_of(tmp_path / "scored.jsonl", generated(12, 10))
   some = {"n": [1, 2, 5, 10], "methods": ["orm", "majority", "oracle", "all_correct"]}
   report, paths = written(samples, tmp_path, band=band, **some)
-  assert report["interval"] in report_lib.format_table(report)
+  assert report["interval"] in report_table.format_table(report)
   page = paths[2].read_text().replace("\n", " ")
   assert report["interval"] in page and report["paired_interval"] in page
   if band == "simultaneous":
@@ -296,7 +295,7 @@ def test_a_figure_draws_at_most_eight_methods(tmp_path):
   (notice,) = [each for each in report["notices"] if "the figures show" in each]
   assert notice.endswith(f"the first 8 methods, without {', '.join(methods[8:])}")
   assert notice.removeprefix("the") in paths[2].read_text()
-  (axes,) = report_lib.draw_curves(report).axes
+  (axes,) = report_figure.draw_curves(report).axes
   assert len({(line.get_color(), line.get_marker()) for line in axes.get_lines()}) == 8
 
 
@@ -325,11 +324,11 @@ def test_n_all_gives_every_n_without_votes_that_are_not_named(tmp_path):
     assert len(curve["low"]) == 50
     picked = [curve["accuracy"][2], curve["accuracy"][16]]
     np.testing.assert_allclose(picked, some["curves"][name]["accuracy"], atol=1e-7)
-  header = report_lib.format_table(report).splitlines()[3].split()
+  header = report_table.format_table(report).splitlines()[3].split()
   assert header == ["N", "1", "2", "4", "8", "16", "32", "50"]
   assert paths[2].read_text().count("<th>32</th>") == 2
-  assert report_lib.shown([10, 20]) == [0, 1]
-  assert report_lib.shown(range(10, 310, 10)) == [0, 1, 3, 6, 12, 25, 29]
+  assert report_table.shown([10, 20]) == [0, 1]
+  assert report_table.shown(range(10, 310, 10)) == [0, 1, 3, 6, 12, 25, 29]
 
 
 def test_a_bundle_without_its_sources(tmp_path):
@@ -360,7 +359,7 @@ def test_a_notice_says_why_there_are_no_votes(tmp_path):
   records = [{key: value for key, value in rated().items() if key != "answer"}] * 2
   report, _ = ranked(samples_of(tmp_path / "scored.jsonl", records))
   assert "majority" not in report["curves"]
-  assert '\nNo candidate has "answer": no votes.' in report_lib.format_table(report)
+  assert '\nNo candidate has "answer": no votes.' in report_table.format_table(report)
 
 
 def solved(report, name="random"):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prm_jax.evaluation import page, reranking, scored_samples
-from prm_jax.evaluation.report import sentence
+from prm_jax.evaluation.report_table import sentence
 from prm_jax.experiments import figures
 from prm_jax.experiments.comparison import disagreements
 from prm_jax.experiments.comparison_files import Candidates, whole
