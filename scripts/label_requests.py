@@ -49,7 +49,7 @@ class Args(config_lib.Checked):
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
-  from prm_jax.supervision import label_requests
+  from prm_jax.supervision import label_answers, label_choice, label_requests
 
   check(args)
   with storage.written_together() as output:
@@ -58,18 +58,18 @@ def main() -> None:
       if args.quality_control:
         known = label_requests.read_items(args.quality_control, exact=True)
       done = itertools.chain(known, *map(label_requests.read_items, args.labelled))
-      chosen = label_requests.choose(
+      chosen = label_choice.choose(
         args.input, args.rule, args.count, args.seed, args.globally, done, args.neutral
       )
       asked = label_requests.requests(chosen, known, shared=args.shared, seed=args.seed)
       label_requests.write(asked, output(args.output), output(label_requests.key(args.output)))
       lines = [f"{len(chosen):,} solutions to label, {len(known):,} for quality control"]
     else:
-      answers = json_lines.structs(args.answers, label_requests.Answer)
-      labelled, report = label_requests.collect(label_requests.read(args.requests), answers)
+      answers = json_lines.structs(args.answers, label_answers.Answer)
+      labelled, report = label_answers.collect(label_requests.read(args.requests), answers)
       out = output(args.output)
       out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in labelled)
-      lines = label_requests.table(report)
+      lines = label_answers.table(report)
   print("\n".join(lines))
   print(f"-> {args.output}")
 

@@ -16,7 +16,7 @@ from conftest import ROOT
 from prm_jax import types
 from prm_jax.datasets import prm_bench, process_bench
 from prm_jax.evaluation import scored_samples
-from prm_jax.supervision import label_requests
+from prm_jax.supervision import label_answers, label_requests
 
 PAGES = [str(path.relative_to(ROOT)) for path in documents.pages()]
 TEXTS = documents.texts()
@@ -60,7 +60,7 @@ KINDS = {  # of lines, by the section of docs/formats.md
   "Labelling requests and answers": (
     label_requests.Request,
     label_requests.Key,
-    label_requests.Answer,
+    label_answers.Answer,
   ),
   "Benchmarks of steps": (process_bench.Solution, prm_bench.Line),
   "Models": (types.StepContract,),

@@ -4,6 +4,7 @@ import collections
 import json
 import math
 
+import msgspec
 import pytest
 from conftest import call_script, write_lines
 
@@ -11,6 +12,7 @@ from prm_jax.datasets import prepare
 from prm_jax.evaluation import page
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
+from prm_jax.supervision import label_answers, label_choice
 from prm_jax.supervision import label_requests as lib
 
 
@@ -23,10 +25,10 @@ def items(count: int) -> list[lib.Item]:
 KNOWN = [lib.Item(f"k{i}", ["a", "b"], labels=[1, -1] if i % 2 else [1, 1]) for i in range(4)]
 
 
-def answers(asked, who: str, labels) -> list[tuple[str, lib.Answer]]:
+def answers(asked, who: str, labels) -> list[tuple[str, label_answers.Answer]]:
   """One labeller's answers to every request; `labels(request, key)` gives the labels."""
   return [
-    (f"answers.jsonl:{i}", lib.Answer(request.request, who, labels(request, key)))
+    (f"answers.jsonl:{i}", label_answers.Answer(request.request, who, labels(request, key)))
     for i, (request, key) in enumerate(asked, 1)
   ]
 
@@ -46,7 +48,7 @@ def test_requests_show_only_problem_and_steps():
   asked = lib.requests(items(20), KNOWN, shared=0.25, seed=3)
   assert len({request.request for request, _ in asked}) == 24
   for request, key in asked:
-    shown = json.loads(lib.msgspec.json.encode(request))
+    shown = json.loads(msgspec.json.encode(request))
     assert set(shown) == {"request", "problem", "steps"}
     assert key.kind not in request.request
   kinds = [key.kind for _, key in asked]
@@ -75,14 +77,14 @@ def test_answers_to_another_round_are_refused():
   asked = lib.requests(items(2), seed=0)
   later = lib.requests([lib.Item("other", ["a"])], seed=0)
   with pytest.raises(BadLine, match="was not made"):
-    lib.collect(later, answers(asked, "ann", careful))
+    label_answers.collect(later, answers(asked, "ann", careful))
 
 
 def test_labels_are_those_of_labellers_who_pass_quality_control():
   """A labeller who fails quality control is left out; steps after the first error have no label."""
   asked = lib.requests(items(10), KNOWN, seed=0)
   given = answers(asked, "bea", careful) + answers(asked, "carl", careless)
-  lines, report = lib.collect(asked, given)
+  lines, report = label_answers.collect(asked, given)
   assert len(lines) == report["labelled"] == 10
   assert all(line["labels"] == [1, 0, -1, None] and line["is_correct"] for line in lines)
   assert {line["provenance"]["labeller"] for line in lines} == {"bea"}
@@ -103,7 +105,7 @@ def test_agreement_is_on_steps_that_both_labelled():
   second = dict(zip(first, ([1, -1], [0, 1, 1, 1])))
   given = answers(asked, "a", lambda r, _: first[r.request])
   given += answers(asked, "b", lambda r, _: second[r.request])
-  agreement = lib.collect(asked, given)[1]["agreement"]
+  agreement = label_answers.collect(asked, given)[1]["agreement"]
   assert (agreement["steps"], agreement["share"], agreement["share_of_ratings"]) == (4, 0.75, 0.5)
   assert agreement["kappa"] == pytest.approx((3 / 4 - 1 / 2) / (1 - 1 / 2))
 
@@ -125,7 +127,7 @@ def test_wrong_answers_name_file_line_and_value(answer, message, tmp_path):
   line = {"request": asked[0][0].request, "labeller": "bea"} | answer
   path = write_lines(tmp_path / "answers.jsonl", [line])
   with pytest.raises(BadLine, match=message) as error:
-    lib.collect(asked, json_lines.structs(path, lib.Answer))
+    label_answers.collect(asked, json_lines.structs(path, label_answers.Answer))
   assert f"{path}:1" in str(error.value)
 
 
@@ -133,7 +135,7 @@ def test_a_second_answer_is_an_error():
   """A labeller may answer each request once."""
   asked = lib.requests(items(1), seed=0)
   with pytest.raises(BadLine, match=r"answered request .* before"):
-    lib.collect(asked, answers(asked, "a", careful) * 2)
+    label_answers.collect(asked, answers(asked, "a", careful) * 2)
 
 
 def test_two_requests_of_one_name_are_an_error(tmp_path):
@@ -157,16 +159,16 @@ def test_scored_lines_may_be_undecided_or_cut_off(tmp_path):
   path = write_scored(tmp_path / "a.jsonl", is_correct=None)
   good = path.read_text()
   path.write_text(good + good.replace('"rating_probs"', '"finished": false, "unread"'))
-  (item,) = lib.choose(path, "convincing", 2, 0)
+  (item,) = label_choice.choose(path, "convincing", 2, 0)
   assert item.steps == ["a", "b"] and item.is_correct is None
   with pytest.raises(BadLine, match=r"a.jsonl:1: .*1 step_std of 2 steps"):
-    lib.choose(write_scored(path, step_std=[0.1]), "uncertain", 1, 0)
+    label_choice.choose(write_scored(path, step_std=[0.1]), "uncertain", 1, 0)
   with pytest.raises(BadLine, match=r'a.jsonl:1: "finished" is 0: expected bool'):
-    lib.choose(write_scored(path, finished=0), "uncertain", 1, 0)
+    label_choice.choose(write_scored(path, finished=0), "uncertain", 1, 0)
   with pytest.raises(
     BadLine, match=r"a.jsonl:1: .*expected probabilities"
   ):  # not read as a right step
-    lib.choose(write_scored(path, rating_probs=[{"1": 0.5}] * 2), "convincing", 1, 0)
+    label_choice.choose(write_scored(path, rating_probs=[{"1": 0.5}] * 2), "convincing", 1, 0)
 
 
 PERCENT = {"rating_probs": [{"-1": 3.0, "0": 16.0, "1": 81.0}] * 2}
@@ -187,7 +189,7 @@ def test_scores_that_are_no_probabilities_are_refused(changed, message, tmp_path
   """
   path = write_scored(tmp_path / "a.jsonl", **changed)
   with pytest.raises(BadLine, match=f"a.jsonl:1: .*({message})"):
-    lib.choose(path, "uniform", 1, 0)
+    label_choice.choose(path, "uniform", 1, 0)
   with pytest.raises(BadLine, match=f"a.jsonl:1: .*({message})"):
     list(json_lines.structs(path, page.Record))
 

@@ -11,7 +11,7 @@ from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, middle
 from prm_jax.experiments.results import Results, Table, mean, number, percent
 from prm_jax.experiments.study import Make, Study
-from prm_jax.supervision import label_requests, synthetic
+from prm_jax.supervision import label_answers, synthetic
 
 TITLE = "Label quality"
 QUESTION = (
@@ -50,7 +50,7 @@ def _process(study: Study, name: str, share: float) -> dict[str, Any]:
   pairs = [pair for a, b in zip(mine, theirs) for pair in zip(a.labels, b.labels)]
   ends = [(first_below(x.labels, 0), first_below(given, 0)) for x, given in zip(mine, labels)]
   return study.judged(name, "process", mine, "noise") | {
-    "agreement": label_requests.agreement(pairs),
+    "agreement": label_answers.agreement(pairs),
     "moved": float(np.mean([noisy != given for noisy, given in ends])),
   }
 
