@@ -22,12 +22,13 @@ from scored_files import ranked
 from prm_jax.datasets import arithmetic, prepare
 from prm_jax.evaluation import process_bench, step_benchmarks
 from prm_jax.evaluation.scored_samples import read_scored_samples
-from prm_jax.evaluation.verdicts import labels
+from prm_jax.evaluation.verdicts import NONE_WRONG, labels, plurality
 from prm_jax.generation import prompts
 from prm_jax.generation.engines import Limits
 from prm_jax.generation.sampling import Sampling
 from prm_jax.generation.server import Server
 from prm_jax.supervision import judge
+from prm_jax.supervision.judge_templates import QUESTION, TEMPLATES
 
 TWO = ("p", ("a", "b"))  # a solution of two steps
 YES, NO = (f"<output>\n**Judgement**: $\\boxed{{{word}}}$\n</output>\n" for word in ("Yes", "No"))
@@ -44,11 +45,11 @@ def answer(name: str, first: int, count: int) -> str:
   return text + (SAYS_YES if first < 0 else SAYS_NO) * (name == "thinkprm")
 
 
-@pytest.mark.parametrize("name", judge.TEMPLATES)
+@pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("first", range(-1, 4))
 def test_a_good_answer_has_its_verdict(name, first):
   """Each template's parser finds the first wrong step of an answer in the template's form."""
-  assert judge.TEMPLATES[name].verdict(answer(name, first, 4), 4) == first
+  assert TEMPLATES[name].verdict(answer(name, first, 4), 4) == first
 
 
 @pytest.mark.parametrize(
@@ -92,43 +93,43 @@ def test_a_good_answer_has_its_verdict(name, first):
 )
 def test_the_rules_of_each_parser(name, text, expected):
   """An answer in another form has a verdict only if it is clear; the solution has two steps."""
-  assert judge.TEMPLATES[name].verdict(text, 2) == expected
+  assert TEMPLATES[name].verdict(text, 2) == expected
 
 
 PIECES = ("\\boxed{", "}", "-1", "0", "1", " ", "\n", "\\text{", "correct", "incorrect", "Yes")
-PIECES += ("No", judge.QUESTION, "Step 1: ", RIGHT, WRONG, YES, NO, "*", "<think>", "\ud800", "\0")
+PIECES += ("No", QUESTION, "Step 1: ", RIGHT, WRONG, YES, NO, "*", "<think>", "\ud800", "\0")
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=30).map("".join)
 
 
-@given(name=st.sampled_from([*judge.TEMPLATES]), text=TEXTS, count=st.integers(1, 4))
+@given(name=st.sampled_from([*TEMPLATES]), text=TEXTS, count=st.integers(1, 4))
 def test_any_text_gives_a_step_of_the_solution_or_no_verdict(name, text, count):
   """A parser raises no error and returns an index of a step, -1 or None."""
-  assert judge.TEMPLATES[name].verdict(text, count) in (None, *range(-1, count))
+  assert TEMPLATES[name].verdict(text, count) in (None, *range(-1, count))
 
 
-@pytest.mark.parametrize("name", judge.TEMPLATES)
+@pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize(
-  "piece", ["\\boxed{", "\\boxed{ ", " ", "\\boxed{\\text{correct", "\\boxed{1", judge.QUESTION]
+  "piece", ["\\boxed{", "\\boxed{ ", " ", "\\boxed{\\text{correct", "\\boxed{1", QUESTION]
 )
 def test_megabytes_of_half_a_verdict_are_parsed_in_linear_time(name, piece):
   """A parser reads two megabytes of unfinished verdicts, which would take hours if quadratic."""
   many = piece * (2 * 2**20 // len(piece))
-  assert judge.TEMPLATES[name].verdict("\\boxed{" + many, 2) is None
-  assert judge.TEMPLATES[name].verdict(many + "x" + answer(name, 0, 2), 2) == 0
+  assert TEMPLATES[name].verdict("\\boxed{" + many, 2) is None
+  assert TEMPLATES[name].verdict(many + "x" + answer(name, 0, 2), 2) == 0
 
 
-@pytest.mark.parametrize("name", judge.TEMPLATES)
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_prompts_have_the_tokens_of_the_format(name):
   """A prompt has upstream's headings, tags and numbers and is not parsed as a verdict itself."""
   problem, steps = "What is {x} \\boxed{}?", ("Step 7: one {y}", "two\n\nlines")
-  text = judge.TEMPLATES[name].prompt(problem, steps)
+  text = TEMPLATES[name].prompt(problem, steps)
   assert f"\n\n[Math Problem]\n\n{problem}\n\n[Solution]\n\n" in text
   first = {"critic": 0, "thinkprm": 1, "genprm": 1}[name]
   for i, step in enumerate(steps, first):
     tagged = f"<paragraph_{i}>\n{step}\n</paragraph_{i}>\n\n"
     numbered = f"Step {i}: {step.removeprefix('Step 7: ')}\n"
     assert (numbered if name == "thinkprm" else tagged) in text
-  assert [judge.TEMPLATES[name].verdict(text, count) for count in (1, 2)] == [None] * 2
+  assert [TEMPLATES[name].verdict(text, count) for count in (1, 2)] == [None] * 2
 
 
 VERDICTS = st.integers(1, 5).flatmap(
@@ -150,7 +151,7 @@ def test_the_product_of_the_scores_is_the_share_without_an_error(given):
   share = decided.count(-1) / len(decided) if decided else 0.5
   assert math.prod(right) == pytest.approx(share, abs=1e-12)
   assert len(right) == count and all(0 <= p <= 1 for p in right)
-  first = judge.plurality(verdicts)
+  first = plurality(verdicts)
   assert (first is None) == (not decided)
   assert all(decided.count(first) >= decided.count(each) for each in decided)
   found = labels(first, count)
@@ -173,7 +174,7 @@ def test_scores_by_hand():
 )
 def test_a_tie_goes_to_the_earliest_error(verdicts, expected):
   """Of equally frequent verdicts the earliest error wins, and an error wins over none."""
-  assert judge.plurality(verdicts) == expected
+  assert plurality(verdicts) == expected
 
 
 @pytest.fixture
@@ -207,7 +208,7 @@ ERRORS = dict(zip(SOLUTIONS, (0, 2, -1, 1, -1)))
 
 def oracle(solutions, errors, name="critic"):
   """Answers of a server that knows the first error of each solution, found by its prompt."""
-  known = {judge.TEMPLATES[name].prompt(*each): i for i, each in solutions.items()}
+  known = {TEMPLATES[name].prompt(*each): i for i, each in solutions.items()}
 
   def act(body, _):
     i = known[body["messages"][-1]["content"]]
@@ -216,7 +217,7 @@ def oracle(solutions, errors, name="critic"):
   return act
 
 
-@pytest.mark.parametrize("name", judge.TEMPLATES)
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_a_chat_server_judges(name, chat, capsys):
   """Each vote is a request of one message with a seed that follows from the solution and the vote.
 
@@ -412,7 +413,7 @@ def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
   assert all(line["label"] == first for line, first in zip(lines, firsts))
   for i, line in enumerate(lines):
     # Of 2 to 2 the error wins, though P(right) is not below 0.5.
-    votes = (None, None) if i % 2 else (firsts[i], judge.NONE_WRONG) * 2
+    votes = (None, None) if i % 2 else (firsts[i], NONE_WRONG) * 2
     line |= judge.line(line, line["problem"], line["steps"], judge.Judgement(i, votes, 0), {})
   path, out = tmp_path / "judged.jsonl", tmp_path / "result.json"
   write_lines(path, lines)
