@@ -13,6 +13,7 @@ import numpy as np
 from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
 from prm_jax.evaluation import methods as methods_lib
+from prm_jax.evaluation import sample_checks
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 
 # The methods of the paper's Figure 3.  The figure and the paired differences show these and the
@@ -21,7 +22,6 @@ DRAWN = ("prm_product", "orm", "majority")
 MAX_DRAWN = 8  # styles in `report`
 BREAKDOWNS = ("level", "subject", "difficulty")
 QUINTILES = 5
-SCORE_TOLERANCE = 1e-3  # between a file's prm_score and its rating_probs, which scorers round
 # Options that the report repeats.
 STORED = ("neutral", "band", "vote_weight", "pad_short", "seed", "resamples", "permutations")
 COLUMNS = 2048  # bootstrapped at once; memory is resamples x columns
@@ -299,53 +299,6 @@ def _pass_rates(samples: ScoredSamples, options: Options) -> np.ndarray:
   return (samples.correct & samples.valid).sum(axis=1) / _sizes(samples, options)
 
 
-def unanswered(samples: ScoredSamples) -> list[str]:
-  """Says how many candidates have no answer, if any."""
-  count = int(len(samples.slots) - samples.valid.sum())
-  return [f"{count} candidates have no answer: they may be drawn, but are never picked"] * bool(
-    count
-  )
-
-
-def graded_both_ways(samples: ScoredSamples) -> list[str]:
-  """Warns of equal answers to a problem of which one is graded right and another wrong, if any."""
-  if samples.answer_ids is None:
-    return []
-  (problems, most), valid = samples.correct.shape, samples.valid
-  answers = np.arange(problems)[:, None] * most + samples.answer_ids  # distinct over the problems
-  both = np.intersect1d(answers[valid & samples.correct], answers[valid & ~samples.correct])
-  if not len(both):
-    return []
-  first, second = (
-    samples.where(*np.argwhere(valid & (answers == both[0]) & graded)[0])
-    for graded in (samples.correct, ~samples.correct)
-  )
-  return [
-    f"warning: the answers at {first} and {second} are equal, but only the first is graded right "
-    f"({len(both)} such answers); a vote counts such an answer as right in proportion"
-  ]
-
-
-def contradictions(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]:
-  """Warns of a prm_score that is not the product of the line's steps, if there is any."""
-  gap = _gap(samples, scores)
-  if not len(wrong := np.argwhere(gap > SCORE_TOLERANCE)):
-    return []
-  p, m = min(map(tuple, wrong), key=lambda slot: tuple(samples.places[slot][0]))
-  product = np.exp(scores["prm_product"][p, m])
-  return [
-    f"warning: {samples.where(p, m)}: prm_score is {samples.prm_score[p, m]:.6g}, but the "
-    f"product of its step scores is {product:.6g} ({len(wrong)} such lines); "
-    "another reduction, or neutral counted otherwise?  The curves use the steps"
-  ]
-
-
-def _gap(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> np.ndarray:
-  """Returns how far prm_score is from the product of steps `[P, M]`; NaN where one is missing."""
-  product = np.exp(scores.get("prm_product", np.full(samples.correct.shape, np.nan)))
-  return np.abs(product - samples.prm_score)
-
-
 def _notices(
   samples: ScoredSamples, scores: dict[str, np.ndarray], options: Options, weighted: list[str]
 ) -> list[str]:
@@ -364,8 +317,9 @@ def _notices(
     if most >= 2 * np.median(present):  # perhaps one text joined two problems
       notice += "; if one problem text stands for several problems, give each its unique_id"
     result.append(notice)
-  result += [*unanswered(samples), *graded_both_ways(samples)]
-  gap, warnings = _gap(samples, scores), contradictions(samples, scores)
+  result += [*sample_checks.unanswered(samples), *sample_checks.graded_both_ways(samples)]
+  gap = sample_checks.score_gap(samples, scores)
+  warnings = sample_checks.contradictions(samples, scores)
   if not warnings and (given := int((~np.isnan(gap)).sum())):
     result.append(
       f"prm_score is the product of the step scores on all {given} lines that have it "

@@ -15,7 +15,7 @@ import numpy as np
 
 from prm_jax import aggregation as agg
 from prm_jax import step_metrics
-from prm_jax.evaluation import methods, reranking, scored_samples
+from prm_jax.evaluation import methods, sample_checks, scored_samples
 from prm_jax.evaluation.candidate_table import is_number
 from prm_jax.evaluation.sample_arrays import ScoredSamples, is_bundle, place
 from prm_jax.runtime import json_lines
@@ -96,7 +96,7 @@ def read(
   by_method: dict[pathlib.Path, dict[str, np.ndarray]] = {}
   named = _reductions(scored)
   samples = scored_samples.read_scored_samples([path], progress=True, join=join)
-  warnings = reranking.graded_both_ways(samples)
+  warnings = sample_checks.graded_both_ways(samples)
 
   for file in dict.fromkeys(scored.values()):  # several names may have one file
     content = scored_samples.read_scored_samples([file], progress=True)
@@ -104,7 +104,7 @@ def read(
     if not same or not np.array_equal(content.correct, samples.correct):
       raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")
     contents[file], by_method[file] = content, methods.solution_scores(content, neutral)
-    warnings += reranking.contradictions(content, by_method[file])
+    warnings += sample_checks.contradictions(content, by_method[file])
   given, lacking = _given(path, [file for file in contents if not is_bundle(file)], samples)
   for name, file in scored.items():
     available = by_method[file]

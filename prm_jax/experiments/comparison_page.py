@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prm_jax.evaluation import page, reranking, scored_samples
+from prm_jax.evaluation import page, sample_checks, scored_samples
 from prm_jax.evaluation.report_table import sentence
 from prm_jax.experiments import figures
 from prm_jax.experiments.comparison import disagreements
@@ -146,7 +146,7 @@ def contents(
     problems = page.from_records(records, why=why, neutral=found["neutral"])
     about += f"; shown: where the pick of {model} or the majority is right, and not both"
   shown = tables(found)
-  notes = [sentence(each) for each in reranking.unanswered(candidates.samples)]
+  notes = [sentence(each) for each in sample_checks.unanswered(candidates.samples)]
   files = figures.contents(
     panels(found),
     shown,
