@@ -110,11 +110,11 @@ def inputs(args: Args) -> list[pathlib.Path]:
 
 def compared(args: Args) -> list[str]:
   """Compares two results, writes the comparison to --output if given, and returns its table."""
-  from prm_jax.evaluation import step_benchmarks
+  from prm_jax.evaluation import step_comparison
   from prm_jax.runtime import distributed
 
-  comparison = step_benchmarks.compared(args.compare)
-  lines = step_benchmarks.compared_table(comparison)
+  comparison = step_comparison.compared(args.compare)
+  lines = step_comparison.table(comparison)
   if args.output:
     with distributed.written_together() as output:
       output(args.output).write(json.dumps(comparison, indent=1) + "\n")
@@ -124,7 +124,13 @@ def compared(args: Args) -> list[str]:
 
 def judged(args: Args, output, journal) -> list[str]:
   """Evaluates the model, writes the result and returns its table."""
-  from prm_jax.evaluation import diagnostics, prm800k_steps, step_benchmarks, step_figure
+  from prm_jax.evaluation import (
+    diagnostics,
+    prm800k_steps,
+    step_benchmarks,
+    step_figure,
+    thresholds,
+  )
   from prm_jax.runtime import distributed
 
   out = output(args.output)  # an unwritable path fails before the work
@@ -139,7 +145,7 @@ def judged(args: Args, output, journal) -> list[str]:
   if not args.input:
     solutions, trees = step_benchmarks.read(args.benchmark, args.data_dir, args.split)
   if args.threshold_data:
-    step_benchmarks.threshold_solutions(args.threshold_data, args.neutral)
+    thresholds.solutions(args.threshold_data, args.neutral)
   scorer, how = None, {"input": str(args.input)}
   if not args.input:
     scorer, how = load(args)
@@ -161,7 +167,7 @@ def judged(args: Args, output, journal) -> list[str]:
     scored, trees, speed = step_benchmarks.judge(scorer, solutions, trees)
   else:  # the data has only outcomes
     raise ValueError(f"{args.data_dir}, split {args.split or 'test'}: no labelled step")
-  threshold, origin = step_benchmarks.threshold(
+  threshold, origin = thresholds.choose(
     args.threshold, args.threshold_data, scorer, scored, args.neutral, own
   )
   # The result has no times, so the same command writes the same file.

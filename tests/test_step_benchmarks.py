@@ -20,7 +20,9 @@ from prm_jax.evaluation import (
   prm_bench,
   process_bench,
   step_benchmarks,
+  step_comparison,
   step_figure,
+  thresholds,
 )
 from prm_jax.evaluation.judged import Judged, Labelled, from_record, problem_weights
 from prm_jax.runtime.json_lines import BadLine
@@ -371,7 +373,7 @@ def test_agreement_on_prm_bench_is_of_its_own_decisions(tmp_path):
     path = write_lines(tmp_path / f"{name}.jsonl", [line])
     results.append(tmp_path / f"{name}.json")
     evaluate("--benchmark=prm_bench", f"--input={path}", f"--output={results[-1]}")
-  assert step_benchmarks.compared(tuple(results))["agreement"]["same_decision"] == 1
+  assert step_comparison.compared(tuple(results))["agreement"]["same_decision"] == 1
 
 
 def test_agreement_of_two_models():
@@ -451,10 +453,10 @@ def test_two_models_scores_of_prm800k_are_compared(tmp_path):
     path = write_lines(tmp_path / f"{name}.jsonl", [*lines[:2], lines[2] | change])
     evaluate("--benchmark=prm800k", f"--input={path}", f"--output={tmp_path / name}.json")
   a, b, c = (tmp_path / f"{name}.json" for name in "abc")
-  paired = step_benchmarks.compared((a, b))["paired"]
+  paired = step_comparison.compared((a, b))["paired"]
   assert paired["first_error/error_accuracy"]["difference"] == 1
   with pytest.raises(ValueError, match="not of the same solutions: 3 and 3, of which 1 differ"):
-    step_benchmarks.compared((a, c))
+    step_comparison.compared((a, c))
 
 
 @pytest.mark.parametrize(
@@ -479,13 +481,13 @@ def test_a_result_of_another_version_is_an_error(tmp_path, change, message):
   about = {"benchmark": "process_bench", "threshold": 0.5, "solutions": [entry]}
   path.write_text(json.dumps(about))
   if not message:
-    (read,) = step_benchmarks.read_result(path).solutions
+    (read,) = step_comparison.read_result(path).solutions
     assert read.labels == given.labels and read.problem == judged.short_hash("p")
     np.testing.assert_array_equal(read.probs, given.probs)
     np.testing.assert_array_equal(read.scores, given.scores)
     return
   with pytest.raises(BadLine, match=rf"result\.json: .*{message.replace('[0]', '.0.')}"):
-    step_benchmarks.read_result(path)
+    step_comparison.read_result(path)
 
 
 @pytest.mark.parametrize(
@@ -745,7 +747,7 @@ def test_all_labels_of_a_file_are_of_one_kind(tmp_path, given, expected):
   rows = [{"problem": "p", "steps": ["a", "b"], "labels": labels} for labels in given]
   scored = [row | {"step_scores": [0.9, 0.2]} for row in rows]
   for lines, read in (
-    (rows, lambda path: step_benchmarks.threshold_solutions(path, "positive")),
+    (rows, lambda path: thresholds.solutions(path, "positive")),
     (scored, lambda path: step_benchmarks.scored("prm800k", path)[0]),
   ):
     path = write_lines(tmp_path / "rows.jsonl", lines)
@@ -783,11 +785,11 @@ def test_a_threshold_is_found_on_files_of_any_form(tmp_path):
   arguments = {"scorer": None, "judged": [], "neutral": "positive"}
   for rows, middle in ((lines, 0.55), ([plain, right], 0.45), (by_step, 0.45)):
     path = write_lines(tmp_path / "rows.jsonl", rows)
-    threshold, origin = step_benchmarks.threshold(None, path, **arguments)
+    threshold, origin = thresholds.choose(None, path, **arguments)
     assert threshold == pytest.approx(middle) and "none of their problems is reported" in origin
   write_lines(path, bare)
   with pytest.raises(ValueError, match="no rating_probs or step_scores, and no model"):
-    step_benchmarks.threshold(None, path, **arguments)
+    thresholds.choose(None, path, **arguments)
 
 
 def test_alternatives_are_scored_as_chains_of_their_own(prm_run, monkeypatch):
