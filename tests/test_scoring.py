@@ -8,20 +8,24 @@ import random
 import types
 import warnings
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 from conftest import call_script, read_lines, write_lines
 
 from prm_jax import aggregation as agg
+from prm_jax import config as config_lib
 from prm_jax.datasets import labelled
 from prm_jax.evaluation import prm800k_steps, step_benchmarks
 from prm_jax.input_pipeline import step_dataset, token_tree, tokenizers
+from prm_jax.model import sharding
 from prm_jax.runtime.json_lines import BadLine
 from prm_jax.scoring import batching, candidates
 from prm_jax.scoring.rater import MAX_TOKENS, SolutionError
 from prm_jax.scoring.scorer import Scorer
-from prm_jax.training import loop
+from prm_jax.training import checkpoint, loop, step
 from prm_jax.types import CLASSES, StepContract
 
 
@@ -102,6 +106,39 @@ def test_a_run_trained_with_the_kernel_is_scored_without_a_tpu(scorer, samples):
   other = dataclasses.replace(scorer, config=config)
   solution = [(samples[0]["problem"], samples[0]["steps"])]
   np.testing.assert_array_equal(other.probabilities(solution)[0], scorer.probabilities(solution)[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_low_rank_factors_are_merged_before_scoring(prm_run, scorer, samples, monkeypatch, dtype):
+  """A LoRA run is scored with weights in place of factors, unless bfloat16 would round them off."""
+  low = dataclasses.replace(
+    scorer.config, lora_rank=2, lora_targets=("query", "down"), param_dtype=dtype
+  )
+  mesh = sharding.make_mesh(config_lib.Mesh())
+  number, about, trained = checkpoint.restore_params(prm_run, mesh)
+  new = step.init_params(jax.random.key(0), config=low, vocab_size=scorer.vocab_size, num_classes=3)
+  factors = {
+    name: 0.3 * jax.random.normal(jax.random.key(i), x.shape, x.dtype)
+    for i, (name, x) in enumerate(new["blocks"].items())
+    if "_lora_" in name
+  }
+  factors = jax.device_put(factors, sharding.replicated(mesh))
+  params = trained | {"blocks": trained["blocks"] | factors}
+  lora = dataclasses.replace(about.config.optim, trained="lora")
+  config = dataclasses.replace(about.config, model=low, optim=lora)
+  apart = dataclasses.replace(scorer, params=params, config=low)
+  solutions = [(s["problem"], s["steps"]) for s in samples[:4]]
+  expected = np.concatenate(apart.probabilities(solutions))
+  assert np.abs(expected - np.concatenate(scorer.probabilities(solutions))).max() > 1e-3
+
+  stored = number, dataclasses.replace(about, config=config), jax.tree.map(jnp.copy, params)
+  monkeypatch.setattr(checkpoint, "restore_params", lambda *_: stored)
+  loaded = Scorer.load(prm_run)
+  has_factors = any("_lora_" in name for name in loaded.params["blocks"])
+  assert has_factors == bool(loaded.config.lora_rank) == (dtype == "bfloat16")
+  np.testing.assert_allclose(
+    np.concatenate(loaded.probabilities(solutions)), expected, rtol=1e-4, atol=1e-6
+  )
 
 
 @pytest.mark.parametrize(

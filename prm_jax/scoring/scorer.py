@@ -27,6 +27,7 @@ from prm_jax.scoring.rater import Rater
 from prm_jax.scoring.readouts import PUBLISHED, Head, Readout
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import step as step_lib
+from prm_jax.training import trainable
 from prm_jax.types import TWO_CLASSES, Batch, StepContract
 
 
@@ -73,11 +74,15 @@ class Scorer(Rater):
       )
     mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
     number, about, params = checkpoint_lib.restore_params(workdir, mesh, step)
+    config = about.config.model
+    if config.lora_rank and config.param_dtype == "float32":  # bfloat16 would round the updates off
+      params = _merged(params, config)
+      config = dataclasses.replace(config, lora_rank=0)
     return cls(
       about.contract,
       tokenizer,
       readouts.trained(tokenizer, about.contract),
-      about.config.model,
+      config,
       about.vocab_size,
       params,
       mesh,
@@ -193,6 +198,16 @@ class Scorer(Rater):
   def program(self):
     """The compiled program: params, head and batch to class log-probabilities `[B, R, K, C]`."""
     return _program(self.graph, self.mesh)
+
+
+def _merged(params: Any, config: config_lib.Model) -> Any:
+  """Returns `trainable.merge_lora` of the parameters, in the memory of the given weights."""
+  weights, factors = ({}, {})
+  for name, x in params["blocks"].items():
+    (factors if "_lora_" in name else weights)[name] = x
+  merge = lambda weights, factors: trainable.merge_lora({"blocks": weights | factors}, config)
+  kept = {"blocks": sharding_lib.shardings(weights)}
+  return params | jax.jit(merge, donate_argnums=0, out_shardings=kept)(weights, factors)
 
 
 def file_hashes(directory: pathlib.Path) -> dict[str, str]:
