@@ -131,7 +131,8 @@ def test_low_rank_factors_are_merged_before_scoring(prm_run, scorer, samples, mo
   expected = np.concatenate(apart.probabilities(solutions))
   assert np.abs(expected - np.concatenate(scorer.probabilities(solutions))).max() > 1e-3
 
-  stored = number, dataclasses.replace(about, config=config), jax.tree.map(jnp.copy, params)
+  given = jax.tree.map(jnp.copy, params)
+  stored = number, dataclasses.replace(about, config=config), given
   monkeypatch.setattr(checkpoint, "restore_params", lambda *_: stored)
   loaded = Scorer.load(prm_run)
   has_factors = any("_lora_" in name for name in loaded.params["blocks"])
@@ -139,6 +140,11 @@ def test_low_rank_factors_are_merged_before_scoring(prm_run, scorer, samples, mo
   np.testing.assert_allclose(
     np.concatenate(loaded.probabilities(solutions)), expected, rtol=1e-4, atol=1e-6
   )
+  # The merge replaces the weights in place, and an unfinished search resumes on other devices.
+  assert given["blocks"]["query"].is_deleted() != has_factors
+  for name, x in trained["blocks"].items():
+    assert loaded.params["blocks"][name].sharding == x.sharding
+  assert loaded.identity()["weights"] == checkpoint.digest(params)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from prm_jax.evaluation.sample_arrays import ScoredSamples
 # The methods of the paper's Figure 3.  The figure and the paired differences show these and the
 # user's own scores; the figure also shows votes with a --vote_weight.
 DRAWN = ("prm_product", "orm", "majority")
-MAX_DRAWN = 8  # styles in `report`
+MAX_DRAWN = 8  # styles in `report_figure`
 BREAKDOWNS = ("level", "subject", "difficulty")
 QUINTILES = 5
 # Options that the report repeats.

@@ -46,6 +46,7 @@ class Scorer(Rater):
   row_length: int = config_lib.Data().row_length
   step: int | None = None
   directory: pathlib.Path | None = None  # of a published or exported model
+  digest: str = ""  # of the parameters before a merge, whose rounding depends on the devices
   merge: bool = True
   journal: BatchJournal | None = dataclasses.field(default=None, repr=False)
 
@@ -74,10 +75,10 @@ class Scorer(Rater):
       )
     mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
     number, about, params = checkpoint_lib.restore_params(workdir, mesh, step)
-    config = about.config.model
+    config, digest = about.config.model, ""
     if config.lora_rank and config.param_dtype == "float32":  # bfloat16 would round the updates off
-      params = _merged(params, config)
-      config = dataclasses.replace(config, lora_rank=0)
+      digest = checkpoint_lib.digest(params)
+      config, params = dataclasses.replace(config, lora_rank=0), _merged(params, config)
     return cls(
       about.contract,
       tokenizer,
@@ -88,6 +89,7 @@ class Scorer(Rater):
       mesh,
       row_length=about.config.data.row_length,
       step=number,
+      digest=digest,
     )
 
   @classmethod
@@ -179,7 +181,7 @@ class Scorer(Rater):
       facts = self.facts()
       del facts["model"]  # the folder may be moved, or given by another name
     else:
-      weights = checkpoint_lib.digest(self.params)
+      weights = self.digest or checkpoint_lib.digest(self.params)
       facts = dataclasses.asdict(self.contract) | {"weights": weights}
     return facts | {"config": dataclasses.asdict(self.config)}
 
@@ -201,13 +203,22 @@ class Scorer(Rater):
 
 
 def _merged(params: Any, config: config_lib.Model) -> Any:
-  """Returns `trainable.merge_lora` of the parameters, in the memory of the given weights."""
-  weights, factors = ({}, {})
-  for name, x in params["blocks"].items():
-    (factors if "_lora_" in name else weights)[name] = x
-  merge = lambda weights, factors: trainable.merge_lora({"blocks": weights | factors}, config)
-  kept = {"blocks": sharding_lib.shardings(weights)}
-  return params | jax.jit(merge, donate_argnums=0, out_shardings=kept)(weights, factors)
+  """Returns `trainable.merge_lora` of the parameters, made in the memory of the weights."""
+  blocks = params["blocks"]
+  factors = {name: x for name, x in blocks.items() if "_lora_" in name}
+  weights = {name: x for name, x in blocks.items() if name not in factors}
+
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding_lib.shardings(weights))
+  def merge(weights, factors):
+    def add(i, weights):
+      layer = {k: jax.lax.dynamic_slice_in_dim(x, i, 1) for k, x in (weights | factors).items()}
+      layer = trainable.merge_lora({"blocks": layer}, config)["blocks"]
+      put = jax.lax.dynamic_update_slice_in_dim
+      return {k: put(x, layer[k], i, 0) for k, x in weights.items()}
+
+    return jax.lax.fori_loop(0, config.layers, add, weights)
+
+  return params | {"blocks": merge(weights, factors)}
 
 
 def file_hashes(directory: pathlib.Path) -> dict[str, str]:

@@ -94,7 +94,7 @@ def complete(labels: Sequence[int], steps: Sequence[str]) -> bool:
 
 
 def read_items(path: pathlib.Path, exact: bool = False) -> list[Item]:
-  """Reads solutions with labels, such as a file that `collect` made.
+  """Reads solutions with labels, such as a file that `label_answers.collect` made.
 
   Args:
     exact: whether they are for quality control, so that labels must be complete.
