@@ -180,12 +180,15 @@ for base in "${bases[@]}"; do
 done
 "$python" scripts/compare.py --input="$out/own_test.graded.jsonl" --scores "${scores[@]}" \
   --against "${scores[0]%%=*}" --output_dir="$out/own" --title="Models of people's labels"
-say "archiving solutions, grades and scores in $out/mathematics.tar.gz"
+say "archiving solutions, grades and scores in $out/mathematics.tar.xz"
 kept=(problems own.graded.jsonl reported.graded.jsonl rollouts.jsonl own/comparison.{json,png,html})
 for base in "${bases[@]}"; do
   for how in "${reductions[@]}"; do kept+=("$(basename "$base")/$how"); done
   for file in "$out/$(basename "$base")"/*.jsonl*; do kept+=("${file#"$out/"}"); done
 done
-tar -czf "$out/mathematics.tar.gz.new" -C "$out" "${kept[@]}"
-mv "$out/mathematics.tar.gz.new" "$out/mathematics.tar.gz"
+# A window as large as several files: all of them have the same texts.
+tar -cf - -C "$out" "${kept[@]}" | "$python" -c 'import lzma, shutil, sys
+with lzma.open(sys.argv[1], "wb", preset=9) as out:
+  shutil.copyfileobj(sys.stdin.buffer, out)' "$out/mathematics.tar.xz.new"
+mv "$out/mathematics.tar.xz.new" "$out/mathematics.tar.xz"
 say "done; open $out/*/*/comparison.html and $out/own/comparison.html"

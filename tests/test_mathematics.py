@@ -148,7 +148,7 @@ def test_the_whole_chain_runs_with_a_tiny_random_model(source, arithmetic_data, 
   assert found["problems"] == 3 and found["candidates"] == 6
   models = ["people", "rollouts", "outcomes", "both"]
   assert {f"{x}{part}" for x in models for part in ("", "/2")} <= {*found["methods"]}
-  with tarfile.open(out / "mathematics.tar.gz") as file:
+  with tarfile.open(out / "mathematics.tar.xz") as file:
     assert {"problems/reported.jsonl", "model/both-2.jsonl"} <= {*file.getnames()}
   of_own = json.loads((out / "own" / "comparison.json").read_text())
   assert "model:product" in of_own["methods"]["model:soft_min"]["minus"]
