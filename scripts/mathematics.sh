@@ -184,7 +184,9 @@ say "archiving solutions, grades and scores in $out/mathematics.tar.xz"
 kept=(problems own.graded.jsonl reported.graded.jsonl rollouts.jsonl own/comparison.{json,png,html})
 for base in "${bases[@]}"; do
   for how in "${reductions[@]}"; do kept+=("$(basename "$base")/$how"); done
-  for file in "$out/$(basename "$base")"/*.jsonl*; do kept+=("${file#"$out/"}"); done
+  for file in "$out/$(basename "$base")"/*{.jsonl,.process_bench.json}; do
+    [ ! -e "$file" ] || kept+=("${file#"$out/"}")
+  done
 done
 # A window as large as several files: all of them have the same texts.
 tar -cf - -C "$out" "${kept[@]}" | "$python" -c 'import lzma, shutil, sys

@@ -27,7 +27,7 @@ def lines(seed=0):
       out.append(
         {
           "problem": f"p{p}",
-          "steps": [f"step {m}", f"answer {answer}"],
+          "steps": [f"step {m}"] * (1 + m % 3) + [f"answer {answer}"],
           "answer": answer if finished else None,
           "is_correct": right and finished,
           "finished": finished,
@@ -43,7 +43,8 @@ def scored(given, seed, strength):
   """Yields the lines with step probabilities that depend on `is_correct` with this strength."""
   rng = np.random.default_rng(seed)
   for line in given:
-    p = [float(1 / (1 + np.exp(-rng.normal(strength * line["is_correct"])))) for _ in range(2)]
+    means = [strength * line["is_correct"]] * len(line["steps"])
+    p = (1 / (1 + np.exp(-rng.normal(means)))).tolist()
     yield line | {"rating_probs": [{"-1": 1 - x, "0": 0.0, "1": x} for x in p]}
 
 
@@ -97,9 +98,13 @@ def test_best_of_all_is_the_best_finished_candidate(candidates):
   curves = comparison.solved(candidates, [1, M])
   for p in range(P):
     finished = [line for line in of_problem(p) if line["finished"]]
-    shortest = min((line["tokens"] for line in finished), default=None)
-    best = [line["is_correct"] for line in finished if line["tokens"] == shortest]
-    assert curves["shortest"][p, -1] == pytest.approx(np.mean(best) if best else 0)
+    for name, size in (
+      ("shortest", lambda x: x["tokens"]),
+      ("fewest steps", lambda x: len(x["steps"])),
+    ):
+      least = min(map(size, finished), default=None)
+      best = [line["is_correct"] for line in finished if size(line) == least]
+      assert curves[name][p, -1] == pytest.approx(np.mean(best) if best else 0)
     assert curves["oracle"][p, -1] == any(line["is_correct"] for line in finished)
     right = np.mean([line["is_correct"] for line in of_problem(p)])
     for name, curve in curves.items():
@@ -227,7 +232,7 @@ def test_a_notice_says_which_scores_some_records_lack(tmp_path):
   given = [{key: value for key, value in line.items() if key != "tokens"} for line in lines()]
   del given[0]["logprob"], given[1]["logprob"]
   candidates = comparison_files.read(write_lines(tmp_path / "graded.jsonl", given), {})
-  assert not candidates.scores
+  assert [*candidates.scores] == ["fewest steps"]
   assert candidates.notices() == ["2 of 72 records have no logprob: not compared"]
 
 
@@ -240,7 +245,9 @@ def test_length_counts_finished_candidates_only(candidates, compared):
   assert comparison.length(-steps, steps, valid)["correlation"] == pytest.approx(-1)
   for equal in (0.0, -np.inf):
     assert comparison.length(np.full((2, 4), equal), steps, valid)["correlation"] is None
-  assert candidates.steps[0, 0] == 2 and compared["methods"]["people"]["length"]["pick"] == 2
+  assert candidates.steps[0, 0] == 2
+  fewest = compared["methods"]["fewest steps"]["length"]
+  assert fewest["correlation"] == pytest.approx(-1) and fewest["pick"] < fewest["random"]
 
 
 def test_differences_are_paired_by_problem(compared):

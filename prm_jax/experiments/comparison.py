@@ -1,9 +1,9 @@
 """Compares ways to choose one of a problem's candidates, on the same candidates.
 
 The methods are reward models, each from a file of score.py; the generator's own log-probability;
-the shortest solution; majority and weighted votes; a random pick and the oracle.  A candidate that
-was cut off, or has no answer, is drawn like any other but never chosen (as in *Let's Verify Step by
-Step*).
+the solution of fewest tokens, or steps; majority and weighted votes; a random pick and the oracle.
+A candidate that was cut off, or has no answer, is drawn like any other but never chosen (as in
+*Let's Verify Step by Step*).
 
 Shapes: P problems, M candidates of each, K values of N, R resamples of the problems.
 """

@@ -22,7 +22,8 @@ from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
 
 BASELINES = ("majority", "log-probability")  # every method is compared with these
-RESERVED = (*BASELINES, "shortest", "random", "oracle", "problems")  # not for models
+# Not for models.
+RESERVED = (*BASELINES, "shortest", "fewest steps", "random", "oracle", "problems")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +124,8 @@ def read(
     scores["log-probability"] = given["logprob"]
   if "tokens" in given:
     scores["shortest"] = -given["tokens"]
+  if "steps" in given:
+    scores["fewest steps"] = -given["steps"]
   files = {name: contents[file] for name, file in scored.items()}
   return Candidates(samples, scores, models, files, given.get("steps"), [*warnings, *lacking])
 
