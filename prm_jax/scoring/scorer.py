@@ -206,7 +206,7 @@ def _merged(params: Any, config: config_lib.Model) -> Any:
   """Returns `trainable.merge_lora` of the parameters, made in the memory of the weights."""
   blocks = params["blocks"]
   factors = {name: x for name, x in blocks.items() if "_lora_" in name}
-  weights = {name: x for name, x in blocks.items() if name not in factors}
+  weights = {name: blocks[name] for name in config.lora_targets}
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding_lib.shardings(weights))
   def merge(weights, factors):
@@ -218,7 +218,8 @@ def _merged(params: Any, config: config_lib.Model) -> Any:
 
     return jax.lax.fori_loop(0, config.layers, add, weights)
 
-  return params | {"blocks": merge(weights, factors)}
+  kept = {name: x for name, x in blocks.items() if name not in factors}
+  return params | {"blocks": kept | merge(weights, factors)}
 
 
 def file_hashes(directory: pathlib.Path) -> dict[str, str]:
