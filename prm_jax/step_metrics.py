@@ -42,7 +42,7 @@ def step_metrics(probs, labels, classes=RATINGS) -> dict:
   hit, total = probs.argmax(axis=1) == target, weights.sum()
   scores, rollouts = probs[:, 1:].sum(axis=1), weights.sum(axis=1)
   # Sums of score - outcome, by bin.
-  gaps = np.bincount(_bin(scores), rollouts * scores - weights[:, 1:].sum(axis=1))
+  gaps = np.bincount(bins(scores), rollouts * scores - weights[:, 1:].sum(axis=1))
   return {
     "count": len(target),
     "count_by_class": {str(c): int((target == i).sum()) for i, c in enumerate(classes)},
@@ -76,8 +76,8 @@ def calibration(scores: np.ndarray, positive: np.ndarray) -> dict:
     count: n; ece: the error, None without scores; bins: the rows of a reliability diagram, without
       empty ones.
   """
-  bin_of = _bin(scores)
-  bins = [
+  bin_of = bins(scores)
+  rows = [
     {
       "low": b / BINS,
       "high": (b + 1) / BINS,
@@ -87,12 +87,12 @@ def calibration(scores: np.ndarray, positive: np.ndarray) -> dict:
     }
     for b in np.unique(bin_of)
   ]
-  gap = sum(b["count"] * abs(b["mean_probability"] - b["share_not_wrong"]) for b in bins)
+  gap = sum(b["count"] * abs(b["mean_probability"] - b["share_not_wrong"]) for b in rows)
   count = len(scores)
-  return {"count": count, "ece": gap / count if count else None, "bins": bins}
+  return {"count": count, "ece": gap / count if count else None, "bins": rows}
 
 
-def _bin(scores: np.ndarray) -> np.ndarray:
+def bins(scores: np.ndarray) -> np.ndarray:
   """Returns each score's bin, 0..BINS-1; the last includes 1 and sums that round above it."""
   return np.clip((np.nan_to_num(scores) * BINS).astype(int), 0, BINS - 1)
 

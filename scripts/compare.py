@@ -5,9 +5,10 @@
 
 --input has the candidates, graded by grade.py.  --scores has the same candidates scored by
 score.py, as NAME=FILE; NAME/2 is the model NAME trained on half of the labelled problems, and
-NAME:min reduces its steps by min.  With --neutral=negative a neutral step counts as wrong, for all
-models.  Every method is compared with the majority vote, with the generator's log-probability and
-with the methods of --against.  --process_bench has results of evaluate.py
+NAME:min reduces its steps by min.  NAME:calibrated is the product of step probabilities that are
+calibrated to the outcomes of other problems.  With --neutral=negative a neutral step counts as
+wrong, for all models.  Every method is compared with the majority vote, with the generator's
+log-probability and with the methods of --against.  --process_bench has results of evaluate.py
 --benchmark=process_bench, as NAME=FILE.
 
 Writes comparison.json (every number, with 95 % bootstrap intervals over problems), comparison.png,

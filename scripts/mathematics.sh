@@ -16,8 +16,9 @@
 # Relative paths start at the project's folder.
 # The same command resumes an interrupted run; other settings need another --output.  It takes
 # hours on two CPU cores, and minutes with --scale=smoke.  The results are
-# OUTPUT/BASE/REDUCTION/comparison.html for each base model and reduction of steps, and
-# OUTPUT/own/comparison.html, which compares these choices (docs/mathematics.md).
+# OUTPUT/BASE/REDUCTION/comparison.html for each base model and reduction of steps, and two
+# comparisons of these choices (docs/mathematics.md): OUTPUT/own/comparison.html of base models and
+# reductions, and OUTPUT/BASE/source/REDUCTION/comparison.html of the sources of labels.
 set -euo pipefail
 if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
@@ -116,35 +117,37 @@ run "$out/rollouts.jsonl" annotate --method=rollouts --model="$generator" "${pro
 run "$out/rollouts" prepare_data --dataset=stepwise --source="$out/rollouts.jsonl" \
   --output="$out/rollouts" --stepwise.test_share=0
 
-labelled() { # sets `data` to the flags of train.py for these labels
+labelled() { # labelled LABEL ROLLOUTS: sets `data` to the flags of train.py for these labels
   case $1 in
     people) data=(--config.data.directory="$out/people") ;;
-    both) data=(--config.data.directory="$out/people" --config.data.also="$out/rollouts") ;;
-    *) data=(--config.data.directory="$out/rollouts" --config.data.eval_split=train) ;;
+    both) data=(--config.data.directory="$out/people" --config.data.also="$2") ;;
+    *) data=(--config.data.directory="$2" --config.data.eval_split=train) ;;
   esac
   [ "$1" != outcomes ] || data+=(--config.loss.objective=outcome)
 }
-for base in "${bases[@]}"; do
-  name=$(basename "$base")
-  lora=()
+reward_model() { # reward_model AT INPUT PART: trains on a part of `data`, and scores solutions
+  local lora=()
   if [[ " ${lora_bases[*]-} " == *" $name "* ]]; then
     lora=(--config.model.lora_rank=16 --config.optim.trained=lora
       --config.optim.learning_rate=2e-4)
   fi
+  say "$name on labels of ${1#"$out/$name/"}: training"
+  [ -e "$1.jsonl" ] || "$python" scripts/train.py --config="$recipe" --workdir="$1" \
+    --config.init.checkpoint="$base" "${updates[@]}" ${lora[@]:+"${lora[@]}"} \
+    "${data[@]}" --config.data.share="$("$python" -c "print(1 / $3)")"
+  say "$name on labels of ${1#"$out/$name/"}: scoring"
+  read_with "$1.jsonl" score --checkpoint="$1" --skip_cut_off --input="$2" --output="$1.jsonl"
+}
+for base in "${bases[@]}"; do
+  name=$(basename "$base")
   scores=() judged=()
   for part in "${parts[@]}"; do # first all labels, then smaller parts
     [[ $part = 1 || " ${undivided[*]-} " != *" $name "* ]] || continue
     for label in people rollouts outcomes both; do
       model=$label$([ "$part" = 1 ] || echo "/$part")
       at=$out/$name/${model/\//-}
-      say "$name on labels of $model: training"
-      labelled "$label"
-      [ -e "$at.jsonl" ] || "$python" scripts/train.py --config="$recipe" --workdir="$at" \
-        --config.init.checkpoint="$base" "${updates[@]}" ${lora[@]:+"${lora[@]}"} \
-        "${data[@]}" --config.data.share="$("$python" -c "print(1 / $part)")"
-      say "$name on labels of $model: scoring"
-      read_with "$at.jsonl" score --checkpoint="$at" --skip_cut_off \
-        --input="$out/reported.graded.jsonl" --output="$at.jsonl"
+      labelled "$label" "$out/rollouts"
+      reward_model "$at" "$out/reported.graded.jsonl" "$part"
       scores+=("$model=$at.jsonl")
     done
   done
@@ -164,27 +167,53 @@ for base in "${bases[@]}"; do
   done
 done
 say "comparing reductions of steps and base models, on test problems of the other half"
-if [ ! -e "$out/own_test.graded.jsonl" ]; then
-  grep '"unique_id": "test/' "$out/own.graded.jsonl" > "$out/own_test.new" ||
-    fail "$out/own.graded.jsonl has no test problems: the scale has own=$own"
-  mv "$out/own_test.new" "$out/own_test.graded.jsonl"
-fi
+only() { # only OUTPUT INPUT FLAG: keeps solutions of test problems (-e), or the others (-ve)
+  if [ ! -e "$1" ]; then
+    grep "$3" '"unique_id": "test/' "$2" > "$1.new" ||
+      fail "$2 lacks problems for $1: the scale has own=$own and training=$training"
+    mv "$1.new" "$1"
+  fi
+}
+only "$out/own_test.graded.jsonl" "$out/own.graded.jsonl" -e
 scores=()
 for base in "${bases[@]}"; do
   at=$out/$(basename "$base")
   read_with "$at/people_own.jsonl" score --checkpoint="$at/people" --skip_cut_off \
     --input="$out/own_test.graded.jsonl" --output="$at/people_own.jsonl"
-  for how in $("$python" -c 'from prm_jax.reductions import *; print(*REDUCTIONS)'); do
+  for how in $("$python" -c 'from prm_jax.reductions import *; print(*REDUCTIONS)') calibrated; do
     scores+=("$(basename "$base"):$how=$at/people_own.jsonl")
   done
 done
 "$python" scripts/compare.py --input="$out/own_test.graded.jsonl" --scores "${scores[@]}" \
   --against "${scores[0]%%=*}" --output_dir="$out/own" --title="Models of people's labels"
+
+say "comparing sources of labels, about equally many of each, on the same problems"
+mkdir -p "$out/source"
+only "$out/source/rollouts.jsonl" "$out/rollouts.jsonl" -ve
+run "$out/source/rollouts" prepare_data --dataset=stepwise --source="$out/source/rollouts.jsonl" \
+  --output="$out/source/rollouts" --stepwise.test_share=0
+for base in "${bases[@]}"; do
+  name=$(basename "$base")
+  scores=("people=$out/$name/people_own.jsonl")
+  for label in rollouts outcomes people; do
+    part=1 model=$label
+    [ $label != people ] || part=$people_part model=$label/$people_part
+    at=$out/$name/source/${model/\//-}
+    labelled "$label" "$out/source/rollouts"
+    reward_model "$at" "$out/own_test.graded.jsonl" "$part"
+    scores+=("$model=$at.jsonl")
+  done
+  for how in "${reductions[@]}"; do
+    "$python" scripts/compare.py --input="$out/own_test.graded.jsonl" --scores "${scores[@]}" \
+      --reduction="$how" --against "people/$people_part" \
+      --output_dir="$out/$name/source/$how" --title="Sources of labels, $name, $how of the steps"
+  done
+done
 say "archiving solutions, grades and scores in $out/mathematics.tar.xz"
 kept=(problems own.graded.jsonl reported.graded.jsonl rollouts.jsonl own/comparison.{json,png,html})
 for base in "${bases[@]}"; do
-  for how in "${reductions[@]}"; do kept+=("$(basename "$base")/$how"); done
-  for file in "$out/$(basename "$base")"/*{.jsonl,.process_bench.json}; do
+  for how in "${reductions[@]}"; do kept+=("$(basename "$base")"/{,source/}"$how"); done
+  for file in "$out/$(basename "$base")"{,/source}/*{.jsonl,.process_bench.json}; do
     [ ! -e "$file" ] || kept+=("${file#"$out/"}")
   done
 done
@@ -193,4 +222,5 @@ tar -cf - -C "$out" "${kept[@]}" | "$python" -c 'import lzma, shutil, sys
 with lzma.open(sys.argv[1], "wb", preset=9) as out:
   shutil.copyfileobj(sys.stdin.buffer, out)' "$out/mathematics.tar.xz.new"
 mv "$out/mathematics.tar.xz.new" "$out/mathematics.tar.xz"
-say "done; open $out/*/*/comparison.html and $out/own/comparison.html"
+say "done; open $out/*/*/comparison.html, $out/own/comparison.html and" \
+  "$out/*/source/*/comparison.html"

@@ -8,6 +8,7 @@ import pytest
 from conftest import call_script, read_lines, write_lines
 from scored_files import shown_on
 
+from prm_jax import step_metrics
 from prm_jax.evaluation.candidate_table import SCORES
 from prm_jax.evaluation.figure_files import encoded
 from prm_jax.experiments import comparison, comparison_files, comparison_page, figures
@@ -208,8 +209,9 @@ def test_one_model_by_two_reductions_against_any_method(files, tmp_path):
     line["orm_score"] = line.pop("rating_probs")[0]["1"]
   file = write_lines(tmp_path / "outcome.jsonl", outcome)
   assert "outcome" in comparison_files.read(graded, {"outcome": file}).models
-  with pytest.raises(BadLine, match=r"outcome\.jsonl: no rating_probs, for outcome:min"):
-    comparison_files.read(graded, {"outcome:min": file})
+  for how in ("min", "calibrated"):
+    with pytest.raises(BadLine, match=rf"outcome\.jsonl: no rating_probs, for outcome:{how}"):
+      comparison_files.read(graded, {f"outcome:{how}": file})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True])
@@ -258,6 +260,10 @@ def test_differences_are_paired_by_problem(compared):
     minus = methods[name]["minus"][other]
     assert minus["mean"][-1] == pytest.approx(means[0] - means[1])
     assert minus["low"][-1] <= minus["mean"][-1] <= minus["high"][-1]
+  aucs = [methods[x]["auc"]["mean"][0] for x in ("other", "log-probability")]
+  assert minus["auc"]["mean"][0] == pytest.approx(aucs[0] - aucs[1])
+  assert minus["auc"]["low"][0] < minus["auc"]["mean"][0] < minus["auc"]["high"][0]
+  assert "auc" not in methods["other"]["minus"]["majority"]  # a vote ranks answers
   a, b = np.array([[1.0], [1.0], [0.0], [1.0]]), np.zeros((4, 1))
   deviation = np.std([1, 1, 0, 1], ddof=1)
   wanted = ((1.959964 + 0.841621) * deviation / 0.75) ** 2
@@ -265,6 +271,31 @@ def test_differences_are_paired_by_problem(compared):
   assert comparison.power(a, a)["problems_needed"] is None
   assert comparison.power(a, a + np.array([[0], [1e-16], [1e-16], [0]]))["problems_needed"] is None
   assert comparison.power(a[:1], b[:1]) == {"deviation": None, "problems_needed": None}
+
+
+def test_groups_have_intervals_over_their_problems(candidates, compared):
+  """A method's share of a level is the mean over its problems, with an interval of these alone."""
+  levels = np.array([line["level"] for line in lines()[::M]])
+  right = comparison.solved(candidates, [M])["people"][:, 0]
+  for level in (1, 2, 3):
+    group = compared["by"]["level"][str(level)]
+    assert group["problems"] == (levels == level).sum()
+    found, members = group["people"], right[levels == level]
+    assert found["mean"][0] == pytest.approx(members.mean())
+    assert members.min() <= found["low"][0] <= found["mean"][0] <= found["high"][0] <= members.max()
+
+
+def test_calibration_error_of_all_problems_and_of_resamples(candidates, compared):
+  """The error with its interval is that of `step_metrics.calibration`; a resample has its own."""
+  found = compared["methods"]["people"]["calibration"]
+  assert found["interval"]["mean"][0] == pytest.approx(found["ece"])
+  assert found["interval"]["low"][0] < found["interval"]["high"][0]
+  correct, valid = candidates.samples.correct, candidates.samples.valid
+  scores, twice = candidates.models["people"], np.zeros((2, P))
+  twice[0], twice[1, 3] = 1, 2  # every problem; the fourth problem, drawn twice
+  error = comparison.calibration_error(scores, correct, valid, twice)
+  alone = step_metrics.calibration(scores[3, valid[3]], correct[3, valid[3]])["ece"]
+  assert error["low"][0] == error["high"][0] == pytest.approx(alone)
 
 
 def test_growth_per_doubling_of_labels_is_a_slope(compared, files):

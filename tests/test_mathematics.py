@@ -149,9 +149,16 @@ def test_the_whole_chain_runs_with_a_tiny_random_model(source, arithmetic_data, 
   models = ["people", "rollouts", "outcomes", "both"]
   assert {f"{x}{part}" for x in models for part in ("", "/2")} <= {*found["methods"]}
   with tarfile.open(out / "mathematics.tar.xz") as file:
-    assert {"problems/reported.jsonl", "model/both-2.jsonl"} <= {*file.getnames()}
+    kept = {"problems/reported.jsonl", "model/both-2.jsonl", "model/source/people-2.jsonl"}
+    assert kept <= {*file.getnames()}
   of_own = json.loads((out / "own" / "comparison.json").read_text())
-  assert "model:product" in of_own["methods"]["model:soft_min"]["minus"]
+  for how in ("soft_min", "calibrated"):
+    assert "model:product" in of_own["methods"][f"model:{how}"]["minus"]
+  training = read_lines(out / "source" / "rollouts.jsonl")
+  test_problems = {x["problem"] for x in read_lines(source / "math_splits" / "test.jsonl")}
+  assert training and not {x["problem"] for x in training} & test_problems
+  sources = json.loads((out / "model/source/product/comparison.json").read_text())["methods"]
+  assert all("people/2" in sources[x]["minus"] for x in ("people", "rollouts", "outcomes"))
   made = {path: path.stat().st_mtime for path in out.rglob("*.jsonl")}
   done = mathematics(*flags)
   assert done.returncode == 0, done.stderr[-3000:]

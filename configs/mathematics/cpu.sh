@@ -12,6 +12,7 @@ sampling=(--temperature=0.4 --max_new_tokens=400 --dtype=bfloat16 --batch=128)
 rollouts=(--rollouts=4 --balanced=2)
 reductions=(product soft_min) # the paper's; the best on problems that are not reported on
 parts=(1 2 4)  # train on all (1 is required), half and a quarter of the problems
+people_part=16 # of the human labels, about as many as the rollouts of training problems have
 undivided=(qwen2.5-coder-0.5b) # these train on all problems only: a smaller part costs 3 hours
 recipe=configs/mathematics/reward_model.py
 updates=(--config.train.epochs=2 --config.model.dtype=bfloat16) # faster on some CPUs: prm-jax doctor

@@ -11,6 +11,7 @@ prompt=(--prompt=plain --steps=lines)
 sampling=(--temperature=1 --max_new_tokens=24 --batch=8)
 rollouts=(--rollouts=1)
 parts=(1 2)
+people_part=2
 recipe=configs/mathematics/reward_model.py
 updates=(--config.train.epochs=0 --config.train.steps=2 --config.train.eval_rows=2)
 settings=("--temperature=0.5 --max_new_tokens=24")

@@ -86,19 +86,21 @@ def compare(
   curves = solved(candidates, n, seed)
   weights = resample_counts(len(samples.problems), RESAMPLES, seed)
   auc = {name: within_problems(score, *outcomes)[:, None] for name, score in scores.items()}
-  estimate = lambda values: interval(means(weights, values))
+  estimate = lambda values, of=slice(None): interval(means(weights[:, of], values[of]))
   by_method = {}
   for name, curve in curves.items():
-    by_method[name] = {"accuracy": estimate(curve)}
-    by_method[name]["minus"] = {
-      other: estimate(curve - curves[other]) | power(curve, curves[other])
-      for other in baselines
-      if other != name
-    }
+    by_method[name] = {"accuracy": estimate(curve), "minus": {}}
+    for other in baselines:
+      if other != name:
+        minus = estimate(curve - curves[other]) | power(curve, curves[other])
+        if name in auc and other in auc:
+          minus["auc"] = estimate(auc[name] - auc[other])
+        by_method[name]["minus"][other] = minus
     if name in auc:
       by_method[name]["auc"] = estimate(auc[name])
   for name, calibration in candidates.calibration.items():
-    by_method[name]["calibration"] = calibration
+    error = calibration_error(candidates.models[name], *outcomes, weights) if calibration else None
+    by_method[name]["calibration"] = calibration and calibration | {"interval": error}
   for name in scores if candidates.steps is not None else ():
     by_method[name]["length"] = length(scores[name], candidates.steps, samples.valid)
   return {
@@ -114,7 +116,7 @@ def compare(
     "by": {
       kind: {
         group: {"problems": len(members)}
-        | {name: float(curve[members, -1].mean()) for name, curve in curves.items()}
+        | {name: estimate(curve[:, -1:], members) for name, curve in curves.items()}
         for group, members in groups.items()
       }
       for kind, groups in reranking.breakdowns(samples).items()
@@ -148,6 +150,22 @@ def power(a: np.ndarray, b: np.ndarray) -> dict[str, float | None]:
   d, s = (round(float(x), 9) for x in (difference.mean(), difference.std(ddof=1)))
   z = stats.norm.ppf(0.975) + stats.norm.ppf(POWER)
   return {"deviation": s, "problems_needed": float((z * s / d) ** 2) if d else None}
+
+
+def calibration_error(
+  probabilities: np.ndarray, correct: np.ndarray, valid: np.ndarray, weights: np.ndarray
+) -> dict[str, list[float | None]]:
+  """Returns the expected calibration error of P(right) `[P, M]`, with its interval over problems.
+
+  A resample with fewer distinct problems has a larger error on average, so the interval lies a
+  little too high.
+  """
+  problem, _ = np.nonzero(valid)
+  gaps = np.zeros((len(valid), step_metrics.BINS))  # sum of P(right) minus number of right ones
+  excess = probabilities[valid] - correct[valid]
+  np.add.at(gaps, (problem, step_metrics.bins(probabilities[valid])), excess)
+  with np.errstate(invalid="ignore"):
+    return interval((np.abs(weights @ gaps).sum(1) / (weights @ valid.sum(1)))[:, None])
 
 
 def length(scores: np.ndarray, steps: np.ndarray, valid: np.ndarray) -> dict[str, float | None]:

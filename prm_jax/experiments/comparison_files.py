@@ -18,10 +18,12 @@ from prm_jax import step_metrics
 from prm_jax.evaluation import methods, sample_checks, scored_samples
 from prm_jax.evaluation.candidate_table import is_number
 from prm_jax.evaluation.sample_arrays import ScoredSamples, is_bundle, place
+from prm_jax.experiments import step_calibration
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
 
 BASELINES = ("majority", "log-probability")  # every method is compared with these
+CALIBRATED = "calibrated"  # the product of calibrated steps (`step_calibration`)
 # Not for models.
 RESERVED = (*BASELINES, "shortest", "fewest steps", "random", "oracle", "problems")
 
@@ -83,7 +85,7 @@ def read(
     path: records of grade.py; `logprob` and `tokens`, of generate.py, are optional.
     scored: by name of a reward model, a file of the same records with the keys of score.py.
     reduction: of a process model's steps to a score, of `aggregation.REDUCTIONS`; a reduction in a
-      model's name takes precedence, see `parts`.
+      model's name takes precedence, see `parts`, and may also be `CALIBRATED`.
     join: tells which answers are equal, as in `read_scored_samples`.
     neutral: how a neutral step counts, "positive" or "negative".
 
@@ -110,7 +112,10 @@ def read(
   for name, file in scored.items():
     available = by_method[file]
     orm = None if named[name] else available.get("orm")
-    score = available.get(f"prm_{named[name] or reduction}", orm)
+    if named[name] == CALIBRATED and contents[file].step_probs is not None:
+      score = step_calibration.calibrated(contents[file], neutral)
+    else:
+      score = available.get(f"prm_{named[name] or reduction}", orm)
     if score is None and not samples.valid.any():
       score = np.zeros(samples.correct.shape)  # all were cut off, and score.py skipped them
     if score is None:
@@ -154,8 +159,8 @@ def _reductions(names: Iterable[str]) -> dict[str, str]:
   for name, how in named.items():
     if name in RESERVED or name.startswith("vote by "):
       raise ValueError(f"{name}: this is a method or a column; name the model otherwise")
-    if how and how not in agg.REDUCTIONS:
-      raise ValueError(f"{name}: no reduction {how!r}; there are {', '.join(agg.REDUCTIONS)}")
+    if how and how not in (known := (*agg.REDUCTIONS, CALIBRATED)):
+      raise ValueError(f"{name}: no reduction {how!r}; there are {', '.join(known)}")
   return named
 
 

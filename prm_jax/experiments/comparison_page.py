@@ -55,9 +55,9 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
   for kind, groups in found["by"].items():
     if groups:
       heads = [f"{name} ({group['problems']})" for name, group in groups.items()]
-      rows = [[n, *(f"{100 * group[n]:.1f}" for group in groups.values())] for n in methods]
+      rows = [[n, *(percent(group[n]) for group in groups.values())] for n in methods]
       out.append(Table(f"% solved at {last} by {kind}", ["", *heads], rows))
-  out += [_needed(found), *_scores(found)]
+  out += [_differences(found), *_scores(found)]
   if judged := found.get("process_bench"):
     heads = [*dict.fromkeys(head for f1 in judged.values() for head in f1)]
     rows = [
@@ -91,16 +91,20 @@ def _solved(found: Mapping[str, Any]) -> Table:
   return Table(caption, header, rows)
 
 
-def _needed(found: Mapping[str, Any]) -> Table:
-  """Returns the power calculation of each pair of a scorer and a baseline."""
+def _differences(found: Mapping[str, Any]) -> Table:
+  """Returns the differences of each pair of a scorer and a baseline, and the power calculation."""
   rows: dict[tuple[str, str], list[str]] = {}
   for name, method in found["methods"].items():
     for other, each in method["minus"].items() if "auc" in method else ():
       if (other, name) not in rows:
         needed = "-" if each["problems_needed"] is None else f"{each['problems_needed']:,.0f}"
-        rows[name, other] = [f"{name} - {other}", percent(each, sign=True), needed]
-  caption = "Problems needed to establish a difference of this size (5 %, power 80 %)"
-  return Table(caption, ["", f"N = {found['n'][-1]}", "problems"], [*rows.values()])
+        auc = percent(each["auc"], sign=True, scale=1, digits=3) if "auc" in each else ""
+        rows[name, other] = [f"{name} - {other}", percent(each, sign=True), needed, auc]
+  caption = (
+    "Paired differences; problems that a test needs to establish the first (5 %, power 80 %)"
+  )
+  header = ["", f"N = {found['n'][-1]}", "problems", "AUC within problems"]
+  return Table(caption, header, [*rows.values()])
 
 
 def _scores(found: Mapping[str, Any]) -> list[Table]:
@@ -108,9 +112,9 @@ def _scores(found: Mapping[str, Any]) -> list[Table]:
   rows = []
   for name, each in found["methods"].items():
     if "auc" in each:
-      length = each.get("length", {})
-      values = [(each.get("calibration") or {}).get("ece"), length.get("correlation")]
-      row = [number(x, digits) for x, digits in zip(values, (3, 2))]
+      length, calibration = each.get("length", {}), each.get("calibration")
+      error = percent(calibration["interval"], scale=1, digits=2) if calibration else ""
+      row = [error, number(length.get("correlation"), 2)]
       rows.append([name, *row, *(number(length.get(key), 1) for key in ("pick", "random"))])
   header = ["", "calibration error", "rank correlation with steps", "steps of the pick"]
   header += ["steps of a random candidate"]
