@@ -36,7 +36,7 @@ from prm_jax.runtime import command_line, json_lines, storage
 class Args(config_lib.Checked):
   input: pathlib.Path  # graded candidates
   output_dir: pathlib.Path  # of comparison.json, .png and .html
-  scores: tuple[str, ...] = ()  # NAME=FILE, NAME/2=FILE, NAME:min=FILE, NAME/2:min=FILE
+  scores: tuple[str, ...] = ()  # NAME=FILE, NAME/2=FILE, NAME:min=FILE, NAME/2:calibrated=FILE
   process_bench: tuple[str, ...] = ()  # NAME=FILE
   reduction: reductions.Reduction = "product"  # of step scores to a solution's score
   neutral: Literal["positive", "negative"] = "positive"  # how a neutral step counts

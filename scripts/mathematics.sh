@@ -24,7 +24,7 @@ if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0
 cd "$(dirname "$0")/.."
 fail() { echo "mathematics.sh: $1" >&2; exit 2; }
 
-scale=cpu reductions=(product) cpu_devices=1
+scale=cpu reductions=(product) cpu_devices=1 people_part=16
 source='' out='' benchmark='' only_settings=false given=() given_bases=()
 for flag in "$@"; do
   case $flag in
@@ -168,13 +168,10 @@ for base in "${bases[@]}"; do
 done
 say "comparing reductions of steps and base models, on test problems of the other half"
 only() { # only OUTPUT INPUT FLAG: keeps solutions of test problems (-e), or the others (-ve)
-  if [ ! -e "$1" ]; then
-    grep "$3" '"unique_id": "test/' "$2" > "$1.new" ||
-      fail "$2 lacks problems for $1: the scale has own=$own and training=$training"
-    mv "$1.new" "$1"
-  fi
+  [ -e "$1" ] || { grep "$3" '"unique_id": "test/' "$2" > "$1.new" && mv "$1.new" "$1"; }
 }
-only "$out/own_test.graded.jsonl" "$out/own.graded.jsonl" -e
+only "$out/own_test.graded.jsonl" "$out/own.graded.jsonl" -e ||
+  fail "$out/own.graded.jsonl has no test problems: the scale has own=$own"
 scores=()
 for base in "${bases[@]}"; do
   at=$out/$(basename "$base")
@@ -187,33 +184,33 @@ done
 "$python" scripts/compare.py --input="$out/own_test.graded.jsonl" --scores "${scores[@]}" \
   --against "${scores[0]%%=*}" --output_dir="$out/own" --title="Models of people's labels"
 
-say "comparing sources of labels, about equally many of each, on the same problems"
-mkdir -p "$out/source"
-only "$out/source/rollouts.jsonl" "$out/rollouts.jsonl" -ve
-run "$out/source/rollouts" prepare_data --dataset=stepwise --source="$out/source/rollouts.jsonl" \
-  --output="$out/source/rollouts" --stepwise.test_share=0
-for base in "${bases[@]}"; do
-  name=$(basename "$base")
-  scores=("people=$out/$name/people_own.jsonl")
-  for label in rollouts outcomes people; do
-    part=1 model=$label
-    [ $label != people ] || part=$people_part model=$label/$people_part
-    at=$out/$name/source/${model/\//-}
-    labelled "$label" "$out/source/rollouts"
-    reward_model "$at" "$out/own_test.graded.jsonl" "$part"
-    scores+=("$model=$at.jsonl")
+say "comparing sources of labels on the same problems: each model is trained on other problems"
+if only "$out/training_rollouts.jsonl" "$out/rollouts.jsonl" -ve; then
+  run "$out/training_rollouts" prepare_data --dataset=stepwise --stepwise.test_share=0 \
+    --source="$out/training_rollouts.jsonl" --output="$out/training_rollouts"
+  for base in "${bases[@]}"; do
+    name=$(basename "$base")
+    scores=("people=$out/$name/people_own.jsonl")
+    for label in rollouts outcomes people; do
+      part=1 model=$label
+      [ $label != people ] || part=$people_part model=people-$people_part
+      labelled $label "$out/training_rollouts"
+      reward_model "$out/$name/source/$model" "$out/own_test.graded.jsonl" "$part"
+      scores+=("$model=$out/$name/source/$model.jsonl")
+    done
+    for how in "${reductions[@]}"; do
+      "$python" scripts/compare.py --input="$out/own_test.graded.jsonl" --scores "${scores[@]}" \
+        --reduction="$how" --against "people-$people_part" --output_dir="$out/$name/source/$how" \
+        --title="Sources of labels, $name, $how of the steps"
+    done
   done
-  for how in "${reductions[@]}"; do
-    "$python" scripts/compare.py --input="$out/own_test.graded.jsonl" --scores "${scores[@]}" \
-      --reduction="$how" --against "people/$people_part" \
-      --output_dir="$out/$name/source/$how" --title="Sources of labels, $name, $how of the steps"
-  done
-done
+else
+  say "skipped: there are no rollouts of training problems"
+fi
 say "archiving solutions, grades and scores in $out/mathematics.tar.xz"
 kept=(problems own.graded.jsonl reported.graded.jsonl rollouts.jsonl own/comparison.{json,png,html})
 for base in "${bases[@]}"; do
-  for how in "${reductions[@]}"; do kept+=("$(basename "$base")"/{,source/}"$how"); done
-  for file in "$out/$(basename "$base")"{,/source}/*{.jsonl,.process_bench.json}; do
+  for file in "$out/$(basename "$base")"{,/source}/{*{.jsonl,.process_bench.json},*/comparison.*}; do
     [ ! -e "$file" ] || kept+=("${file#"$out/"}")
   done
 done

@@ -252,7 +252,7 @@ def test_length_counts_finished_candidates_only(candidates, compared):
   assert fewest["correlation"] == pytest.approx(-1) and fewest["pick"] < fewest["random"]
 
 
-def test_differences_are_paired_by_problem(compared):
+def test_differences_are_paired_by_problem(compared, files):
   """A difference of methods has a paired interval and the problems needed to detect it."""
   methods = compared["methods"]
   for name, other in (("people", "majority"), ("other", "log-probability")):
@@ -264,6 +264,11 @@ def test_differences_are_paired_by_problem(compared):
   assert minus["auc"]["mean"][0] == pytest.approx(aucs[0] - aucs[1])
   assert minus["auc"]["low"][0] < minus["auc"]["mean"][0] < minus["auc"]["high"][0]
   assert "auc" not in methods["other"]["minus"]["majority"]  # a vote ranks answers
+  graded, models = files
+  twice = comparison_files.read(graded, {"a": models["other"], "b": models["other"]})
+  none = comparison.compare(twice, against=["b"])["methods"]["a"]["minus"]["b"]
+  for each in (none, none["auc"]):
+    assert not any(np.abs(each[key]).max() for key in ("mean", "low", "high"))
   a, b = np.array([[1.0], [1.0], [0.0], [1.0]]), np.zeros((4, 1))
   deviation = np.std([1, 1, 0, 1], ddof=1)
   wanted = ((1.959964 + 0.841621) * deviation / 0.75) ** 2
@@ -359,7 +364,12 @@ def test_compare_py_writes_all_and_refuses_other_candidates(files, tmp_path):
   completed = call_script("compare.py", *flags)
   shown = completed.stdout
   assert "vote by people/4" in shown and "minus other:min" in shown
-  assert "people - other:min" in shown and "other:min - people" not in shown  # once
+  assert "other:min - people" not in shown  # each pair once
+  number = lambda digits: rf"[+-]\d+\.\d{{{digits}}}"
+  spread = lambda digits: rf"{number(digits)} \({number(digits)} to {number(digits)}\)"
+  assert re.search(rf"people - other:min +{spread(1)} +[\d,]+ +{spread(3)}\n", shown)
+  assert re.search(r"\n +other:min +0\.\d\d \(0\.\d\d to 0\.\d\d\) +-?\d\.\d\d +\d\.\d", shown)
+  assert re.search(r"by difficulty\n.*\n +people +100\.0 \(", shown)
   assert re.search(r"ProcessBench.*\n +gsm8k +math +mean\n +people +80\.0 .* +0\.0 ", shown)
   stored = json.loads((tmp_path / "comparison.json").read_text())
   assert stored["problems"] == P and stored["candidates"] == P * M

@@ -154,11 +154,11 @@ def test_the_whole_chain_runs_with_a_tiny_random_model(source, arithmetic_data, 
   of_own = json.loads((out / "own" / "comparison.json").read_text())
   for how in ("soft_min", "calibrated"):
     assert "model:product" in of_own["methods"][f"model:{how}"]["minus"]
-  training = read_lines(out / "source" / "rollouts.jsonl")
+  training = read_lines(out / "training_rollouts.jsonl")
   test_problems = {x["problem"] for x in read_lines(source / "math_splits" / "test.jsonl")}
   assert training and not {x["problem"] for x in training} & test_problems
   sources = json.loads((out / "model/source/product/comparison.json").read_text())["methods"]
-  assert all("people/2" in sources[x]["minus"] for x in ("people", "rollouts", "outcomes"))
+  assert all("people-2" in sources[x]["minus"] for x in ("people", "rollouts", "outcomes"))
   made = {path: path.stat().st_mtime for path in out.rglob("*.jsonl")}
   done = mathematics(*flags)
   assert done.returncode == 0, done.stderr[-3000:]

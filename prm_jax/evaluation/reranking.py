@@ -32,10 +32,8 @@ INTERVALS = {
   "generation": "1.96 jackknife standard errors either side: the same problems with candidates "
   "generated anew, where N is at most a fifth of them; none for votes and all_correct",
 }
-GROUP_INTERVAL = (
-  "1.96 standard errors over the group's problems either side (no width where these all agree, "
-  "though other problems might not)"
-)
+NO_WIDTH = "no width where all problems of a group agree, though other problems might not"
+GROUP_INTERVAL = f"1.96 standard errors over the group's problems either side ({NO_WIDTH})"
 DIFFICULTY_NOTE = (
   "Difficulty: fifths of the problems by the share of their candidates that is right (1: easiest; "
   "equal shares in the order of the file).  The same candidates define the fifths and give the "

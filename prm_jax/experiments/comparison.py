@@ -101,6 +101,8 @@ def compare(
   for name, calibration in candidates.calibration.items():
     error = calibration_error(candidates.models[name], *outcomes, weights) if calibration else None
     by_method[name]["calibration"] = calibration and calibration | {"interval": error}
+  for name, lines in candidates.lines.items():
+    by_method[name]["calibrated_by"] = lines  # a and b of each fold of problems
   for name in scores if candidates.steps is not None else ():
     by_method[name]["length"] = length(scores[name], candidates.steps, samples.valid)
   return {
@@ -157,8 +159,8 @@ def calibration_error(
 ) -> dict[str, list[float | None]]:
   """Returns the expected calibration error of P(right) `[P, M]`, with its interval over problems.
 
-  A resample with fewer distinct problems has a larger error on average, so the interval lies a
-  little too high.
+  An error cannot be negative, so an error near zero is overestimated, as is its interval: with 120
+  problems, a true error of 0 is estimated as 0.04, and one of 0.05 as 0.06.
   """
   problem, _ = np.nonzero(valid)
   gaps = np.zeros((len(valid), step_metrics.BINS))  # sum of P(right) minus number of right ones

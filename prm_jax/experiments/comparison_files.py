@@ -38,6 +38,7 @@ class Candidates:
   scored: dict[str, ScoredSamples]  # the file of each reward model
   steps: np.ndarray | None  # [P, M] number of steps; NaN: padding; None: a record has no `steps`
   warnings: Sequence[str] = ()  # of scores that contradict each other, or that some records lack
+  lines: Mapping[str, list] = dataclasses.field(default_factory=dict)  # a and b of `CALIBRATED`
 
   @functools.cached_property
   def voters(self) -> dict[str, np.ndarray]:
@@ -95,6 +96,7 @@ def read(
   """
   scores: dict[str, np.ndarray] = {}
   models: dict[str, np.ndarray] = {}
+  lines: dict[str, list] = {}
   contents: dict[pathlib.Path, ScoredSamples] = {}
   by_method: dict[pathlib.Path, dict[str, np.ndarray]] = {}
   named = _reductions(scored)
@@ -113,7 +115,12 @@ def read(
     available = by_method[file]
     orm = None if named[name] else available.get("orm")
     if named[name] == CALIBRATED and contents[file].step_probs is not None:
-      score = step_calibration.calibrated(contents[file], neutral)
+      score, lines[name] = step_calibration.calibrated(contents[file], neutral)
+      if flat := sum(a <= step_calibration.NO_SLOPE for a, _ in lines[name]):
+        warnings.append(
+          f"{name} counts steps in {flat} of {len(lines[name])} folds: higher probabilities of "
+          "steps do not go with right solutions there"
+        )
     else:
       score = available.get(f"prm_{named[name] or reduction}", orm)
     if score is None and not samples.valid.any():
@@ -132,7 +139,8 @@ def read(
   if "steps" in given:
     scores["fewest steps"] = -given["steps"]
   files = {name: contents[file] for name, file in scored.items()}
-  return Candidates(samples, scores, models, files, given.get("steps"), [*warnings, *lacking])
+  notices = [*warnings, *lacking]
+  return Candidates(samples, scores, models, files, given.get("steps"), notices, lines)
 
 
 def _checked(

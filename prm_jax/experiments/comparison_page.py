@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prm_jax.evaluation import page, sample_checks, scored_samples
+from prm_jax.evaluation import page, reranking, sample_checks, scored_samples
 from prm_jax.evaluation.report_table import sentence
 from prm_jax.experiments import figures
 from prm_jax.experiments.comparison import disagreements
@@ -151,13 +151,16 @@ def contents(
     about += f"; shown: where the pick of {model} or the majority is right, and not both"
   shown = tables(found)
   notes = [sentence(each) for each in sample_checks.unanswered(candidates.samples)]
+  of_groups = f"Intervals of levels and of difficulty have {reranking.NO_WIDTH}."
   files = figures.contents(
     panels(found),
     shown,
     title=title,
     about=about,
     alt="Share of problems solved over N, by method",
-    notes=" ".join([*notes, *map(sentence, found["notices"])]),
+    notes=" ".join(
+      [*notes, reranking.DIFFICULTY_NOTE, of_groups, *map(sentence, found["notices"])]
+    ),
     problems=problems,
     vector=vector,
   )

@@ -1,44 +1,51 @@
 """Calibrates the probabilities of steps to the outcomes of whole solutions.
 
-Shapes: T steps of all solutions, S solutions.
+Shapes: P problems, M candidates of each, T steps of S solutions.
 """
 
 import jax
 import numpy as np
 import scipy.optimize
+import scipy.special
 
 from prm_jax import aggregation as agg
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 
 FOLDS = 5
+CERTAIN = 15.0  # log-odds beyond it are rounded to it, or one such step would decide the fit
 BOUNDS = ((-7.0, 7.0), (-20.0, 20.0))  # of log a and b; outcomes that all agree have no optimum
+NO_SLOPE = np.exp(BOUNDS[0][0]) * 1.01
 
 
-def calibrated(samples: ScoredSamples, neutral: str = "positive") -> np.ndarray:
-  """Returns log P(every step is right) `[P, M]` by calibrated steps; NaN: a solution without steps.
+def calibrated(
+  samples: ScoredSamples, neutral: str = "positive"
+) -> tuple[np.ndarray, list[tuple[float, float]]]:
+  """Returns log P(every step is right) `[P, M]` by calibrated steps, and a and b of each fold.
 
   A step of log-odds x has the calibrated log-odds a x + b with a > 0 (Platt scaling).  a and b are
   fitted on the valid candidates of the other folds of problems, so that no outcome of a problem
-  changes its scores.
+  changes its scores.  With a at most `NO_SLOPE`, higher probabilities of steps did not go with
+  right solutions, and the score only counts steps.  A candidate without steps has NaN.
 
   Args:
     neutral: how a neutral step counts, "positive" or "negative".
   """
+  lines, out = [], np.full(samples.correct.shape, np.nan)
+  slots = np.repeat(samples.slots, samples.step_counts)
+  fold_of_step = slots // out.shape[1] % FOLDS
+  known = samples.valid.ravel()[slots]
   with jax.enable_x64(True):
     right = np.asarray(agg.step_log_scores(samples.step_probs, neutral))
-  log_odds = np.clip(right - np.log(np.maximum(-np.expm1(right), 1e-300)), -700, 700)
-  slots = np.repeat(samples.slots, samples.step_counts)
-  out = np.full(samples.correct.shape, np.nan)
-  fold_of = np.arange(len(out)) % FOLDS  # of a problem
-  fold_of_step = fold_of[slots // out.shape[1]]
-  known = samples.valid.ravel()[slots]
-  for fold in np.unique(fold_of):
-    fitted = known & (fold_of_step != fold)
-    a, b = fit(log_odds[fitted], slots[fitted], samples.correct.ravel())
-    scored = fold_of_step == fold
-    used, solution = np.unique(slots[scored], return_inverse=True)
-    out.flat[used] = np.bincount(solution, _log_sigmoid(a * log_odds[scored] + b))
-  return out
+    with np.errstate(divide="ignore"):
+      log_odds = np.clip(right - np.log(-np.expm1(right)), -CERTAIN, CERTAIN)
+    for fold in np.unique(fold_of_step):
+      fitted = known & (fold_of_step != fold)
+      a, b = fit(log_odds[fitted], slots[fitted], samples.correct.ravel())
+      lines.append((a, b))
+      scored = fold_of_step == fold
+      used, solution = np.unique(slots[scored], return_inverse=True)
+      out.flat[used] = np.bincount(solution, scipy.special.log_expit(a * log_odds[scored] + b))
+    return np.asarray(agg.join_ties(out)), lines
 
 
 def fit(log_odds: np.ndarray, solution_of: np.ndarray, correct: np.ndarray) -> tuple[float, float]:
@@ -54,13 +61,10 @@ def fit(log_odds: np.ndarray, solution_of: np.ndarray, correct: np.ndarray) -> t
 
   def cost(parameters):
     log_a, b = parameters
-    log_right = np.bincount(solution, _log_sigmoid(np.exp(log_a) * log_odds + b), len(used))
+    steps = scipy.special.log_expit(np.exp(log_a) * log_odds + b)
+    log_right = np.bincount(solution, steps, len(used))
     log_wrong = np.log(np.maximum(-np.expm1(log_right), 1e-300))
     return -np.where(right, log_right, log_wrong).sum()
 
   found = scipy.optimize.minimize(cost, (0.0, 0.0), method="Nelder-Mead", bounds=BOUNDS)
   return float(np.exp(found.x[0])), float(found.x[1])
-
-
-def _log_sigmoid(x: np.ndarray) -> np.ndarray:
-  return -np.logaddexp(0, -x)
