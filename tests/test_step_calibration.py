@@ -76,7 +76,7 @@ def test_probabilities_that_mean_nothing_give_a_notice(tmp_path):
   path = write_lines(tmp_path / "a.jsonl", given)
   found = comparison_files.read(path, {"m:calibrated": path})
   (notice,) = found.notices()
-  assert notice.startswith("m:calibrated counts steps in 5 of 5 folds")
+  assert notice.startswith("m:calibrated only counts steps in 5 of 5 folds")
 
 
 def test_the_same_steps_in_another_order_tie(tmp_path):

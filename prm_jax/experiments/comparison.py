@@ -98,13 +98,8 @@ def compare(
         by_method[name]["minus"][other] = minus
     if name in auc:
       by_method[name]["auc"] = estimate(auc[name])
-  for name, calibration in candidates.calibration.items():
-    error = calibration_error(candidates.models[name], *outcomes, weights) if calibration else None
-    by_method[name]["calibration"] = calibration and calibration | {"interval": error}
-  for name, lines in candidates.lines.items():
-    by_method[name]["calibrated_by"] = lines  # a and b of each fold of problems
-  for name in scores if candidates.steps is not None else ():
-    by_method[name]["length"] = length(scores[name], candidates.steps, samples.valid)
+  for name in scores:
+    by_method[name] |= _of_scores(candidates, name, weights)
   return {
     "problems": len(samples.problems),
     "candidates": len(samples.slots),
@@ -126,6 +121,21 @@ def compare(
     },
     "growth": growth({name: curve[:, -1:] for name, curve in curves.items()}, auc, weights),
   }
+
+
+def _of_scores(candidates: Candidates, name: str, weights: np.ndarray) -> dict[str, Any]:
+  """Returns the calibration of a scorer's numbers and their dependence on the number of steps."""
+  outcomes, out = (candidates.samples.correct, candidates.samples.valid), {}
+  if name in candidates.models:
+    out["calibration"] = found = candidates.calibration[name]
+    if found:
+      error = calibration_error(candidates.models[name], *outcomes, weights)
+      out["calibration"] = found | {"interval": error}
+  if name in candidates.lines:
+    out["calibrated_by"] = candidates.lines[name]  # a and b of each fold of problems
+  if candidates.steps is not None:
+    out["length"] = length(candidates.scores[name], candidates.steps, candidates.samples.valid)
+  return out
 
 
 def _baselines(candidates: Candidates, against: Sequence[str]) -> list[str]:

@@ -62,15 +62,19 @@ class Candidates:
     return out
 
   def notices(self) -> list[str]:
-    """Returns the warnings, and what is left out for models whose scores are not probabilities."""
-    out = []
+    """Returns the warnings, what is left out for models, and which of them count steps."""
+    out, counting = [], []
     for name, calibration in self.calibration.items():
       if name not in self.voters:
         out.append(f"no vote by {name} and no calibration of it: some orm_score is negative")
       elif calibration is None:
         out.append(f"no calibration of {name}: some orm_score is above 1")
     out = [f"{each}; P(right) of a logit x is 1 / (1 + exp(-x))" for each in out]
-    return [*self.warnings, *out]
+    for name, lines in self.lines.items():
+      if flat := sum(a <= step_calibration.NO_SLOPE for a, _ in lines):
+        why = "steps with higher probabilities are not in right solutions more often"
+        counting.append(f"{name} only counts steps in {flat} of {len(lines)} folds: {why}")
+    return [*self.warnings, *out, *counting]
 
 
 def read(
@@ -104,25 +108,17 @@ def read(
   warnings = sample_checks.graded_both_ways(samples)
 
   for file in dict.fromkeys(scored.values()):  # several names may have one file
-    content = scored_samples.read_scored_samples([file], progress=True)
-    same = content.problems == samples.problems and np.array_equal(content.slots, samples.slots)
-    if not same or not np.array_equal(content.correct, samples.correct):
-      raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")
-    contents[file], by_method[file] = content, methods.solution_scores(content, neutral)
+    content = contents[file] = _read_scored(file, path, samples)
+    by_method[file] = methods.solution_scores(content, neutral)
     warnings += sample_checks.contradictions(content, by_method[file])
   given, lacking = _given(path, [file for file in contents if not is_bundle(file)], samples)
   for name, file in scored.items():
     available = by_method[file]
     orm = None if named[name] else available.get("orm")
-    if named[name] == CALIBRATED and contents[file].step_probs is not None:
-      score, lines[name] = step_calibration.calibrated(contents[file], neutral)
-      if flat := sum(a <= step_calibration.NO_SLOPE for a, _ in lines[name]):
-        warnings.append(
-          f"{name} counts steps in {flat} of {len(lines[name])} folds: higher probabilities of "
-          "steps do not go with right solutions there"
-        )
-    else:
-      score = available.get(f"prm_{named[name] or reduction}", orm)
+    content = contents[file]
+    if named[name] == CALIBRATED and content.step_probs is not None:
+      available["prm_calibrated"], lines[name] = step_calibration.calibrated(content, neutral)
+    score = available.get(f"prm_{named[name] or reduction}", orm)
     if score is None and not samples.valid.any():
       score = np.zeros(samples.correct.shape)  # all were cut off, and score.py skipped them
     if score is None:
@@ -139,8 +135,17 @@ def read(
   if "steps" in given:
     scores["fewest steps"] = -given["steps"]
   files = {name: contents[file] for name, file in scored.items()}
-  notices = [*warnings, *lacking]
-  return Candidates(samples, scores, models, files, given.get("steps"), notices, lines)
+  steps, notices = given.get("steps"), [*warnings, *lacking]
+  return Candidates(samples, scores, models, files, steps, notices, lines)
+
+
+def _read_scored(file: pathlib.Path, path: pathlib.Path, samples: ScoredSamples) -> ScoredSamples:
+  """Reads a file of scores; BadLine if it has other candidates than `path`."""
+  content = scored_samples.read_scored_samples([file], progress=True)
+  same = content.problems == samples.problems and np.array_equal(content.slots, samples.slots)
+  if not same or not np.array_equal(content.correct, samples.correct):
+    raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")
+  return content
 
 
 def _checked(
