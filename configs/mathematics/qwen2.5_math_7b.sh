@@ -6,7 +6,7 @@
 #   .venv/bin/hf download Qwen/Qwen2.5-Math-7B --local-dir=models/Qwen2.5-Math-7B
 #   python=.venv/bin/python bash scripts/mathematics.sh --source=PRM800K --scale=qwen2.5_math_7b
 #
-# Cost: about 13 chip-hours by the compiler's estimates, stage by stage in docs/mathematics.md.
+# Cost: about 14 chip-hours by the compiler's estimates, stage by stage in docs/mathematics.md.
 # Expected: unknown.  It was never run, as no TPU was at hand.
 generator=models/Qwen2.5-Math-7B-Instruct
 bases=(models/Qwen2.5-Math-7B)

@@ -96,10 +96,10 @@ def of(contract: StepContract | None, bos_id: int | None) -> dict[str, str]:
       "vLLM": _VLLM_GENERATE.format(start=start),
     }
   outcome, heads, right = contract.objective == "outcome", contract.heads, contract.right_classes
-  classes = "logits.softmax(-1)"
+  classes = "logits.double().softmax(-1)"  # in float32 a sum of classes hides a small P(wrong)
   if heads > 1:  # an ensemble: the mean of its heads
     shape = f"({heads}, {len(contract.classes)})"
-    classes = f"logits.unflatten(-1, {shape}).softmax(-1).mean(-2)"
+    classes = f"logits.double().unflatten(-1, {shape}).softmax(-1).mean(-2)"
   options = {
     "start": start,
     "separator": [int(each) for each in contract.separator_ids],
