@@ -200,7 +200,8 @@ if only "$out/training_rollouts.jsonl" "$out/rollouts.jsonl" -ve; then
     done
     for how in "${reductions[@]}"; do
       "$python" scripts/compare.py --input="$out/own_test.graded.jsonl" --scores "${scores[@]}" \
-        --reduction="$how" --against "people-$people_part" --output_dir="$out/$name/source/$how" \
+        --reduction="$how" --against "people-$people_part" rollouts \
+        --output_dir="$out/$name/source/$how" \
         --title="Sources of labels, $name, $how of the steps"
     done
   done

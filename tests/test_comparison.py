@@ -288,6 +288,9 @@ def test_groups_have_intervals_over_their_problems(candidates, compared):
     found, members = group["people"], right[levels == level]
     assert found["mean"][0] == pytest.approx(members.mean())
     assert members.min() <= found["low"][0] <= found["mean"][0] <= found["high"][0] <= members.max()
+    minus = found["mean"][0] - group["majority"]["mean"][0]
+    assert found["minus"]["mean"][0] == pytest.approx(minus, abs=1e-12)
+    assert group["majority"]["minus"]["high"] == [0]
 
 
 def test_calibration_error_of_all_problems_and_of_resamples(candidates, compared):

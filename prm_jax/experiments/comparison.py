@@ -87,6 +87,8 @@ def compare(
   weights = resample_counts(len(samples.problems), RESAMPLES, seed)
   auc = {name: within_problems(score, *outcomes)[:, None] for name, score in scores.items()}
   estimate = lambda values, of=slice(None): interval(means(weights[:, of], values[of]))
+  plain = curves.get("majority", np.full_like(curves["random"], np.nan))[:, -1:]
+  by_group = lambda values, of: estimate(values, of) | {"minus": estimate(values - plain, of)}
   by_method = {}
   for name, curve in curves.items():
     by_method[name] = {"accuracy": estimate(curve), "minus": {}}
@@ -113,7 +115,7 @@ def compare(
     "by": {
       kind: {
         group: {"problems": len(members)}
-        | {name: estimate(curve[:, -1:], members) for name, curve in curves.items()}
+        | {name: by_group(curve[:, -1:], members) for name, curve in curves.items()}
         for group, members in groups.items()
       }
       for kind, groups in reranking.breakdowns(samples).items()

@@ -57,6 +57,13 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
       heads = [f"{name} ({group['problems']})" for name, group in groups.items()]
       rows = [[n, *(percent(group[n]) for group in groups.values())] for n in methods]
       out.append(Table(f"% solved at {last} by {kind}", ["", *heads], rows))
+      rows = [
+        [n, *(percent(group[n]["minus"], sign=True) for group in groups.values())]
+        for n in methods
+        if "majority" in methods and n != "majority"
+      ]
+      if rows:
+        out.append(Table(f"% solved minus majority at {last} by {kind}", ["", *heads], rows))
   out += [_differences(found), *_scores(found)]
   if judged := found.get("process_bench"):
     heads = [*dict.fromkeys(head for f1 in judged.values() for head in f1)]
