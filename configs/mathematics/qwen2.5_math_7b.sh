@@ -20,7 +20,6 @@ prompt=(--prompt=chat --steps=paragraphs)
 sampling=(--temperature=0.7 --max_new_tokens=1024 --dtype=bfloat16 --batch=1024 --tensor=4)
 rollouts=(--rollouts=8 --balanced=4)
 parts=(1 2 4)
-people_part=16
 recipe=configs/prm800k_qwen2.5_math_7b.py
 updates=(--config.train.epochs=2 --config.train.microbatches=4)
 settings=(

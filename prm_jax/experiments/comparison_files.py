@@ -63,18 +63,18 @@ class Candidates:
 
   def notices(self) -> list[str]:
     """Returns the warnings, what is left out for models, and which of them count steps."""
-    out, counting = [], []
+    out, logits = [*self.warnings], "P(right) of a logit x is 1 / (1 + exp(-x))"
     for name, calibration in self.calibration.items():
       if name not in self.voters:
-        out.append(f"no vote by {name} and no calibration of it: some orm_score is negative")
+        why = f"some orm_score is negative; {logits}"
+        out.append(f"no vote by {name} and no calibration of it: {why}")
       elif calibration is None:
-        out.append(f"no calibration of {name}: some orm_score is above 1")
-    out = [f"{each}; P(right) of a logit x is 1 / (1 + exp(-x))" for each in out]
+        out.append(f"no calibration of {name}: some orm_score is above 1; {logits}")
     for name, lines in self.lines.items():
       if flat := sum(a <= step_calibration.NO_SLOPE for a, _ in lines):
         why = "steps with higher probabilities are not in right solutions more often"
-        counting.append(f"{name} only counts steps in {flat} of {len(lines)} folds: {why}")
-    return [*self.warnings, *out, *counting]
+        out.append(f"{name} only counts steps in {flat} of {len(lines)} folds: {why}")
+    return out
 
 
 def read(
