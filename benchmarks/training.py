@@ -5,7 +5,7 @@ step, so alternatives repeat the steps and labels before them.  This project mer
 problem into one tree, which trains a repeated label once.  Speed is labelled steps of the peer's
 rows a second.
 
-Each side trains in the dtype in which its first updates are faster.
+Each side trains in the dtype and with the memory allocator that make its first updates fastest.
 
 Targets: 2.5 times the peer's speed, 10 times on phase 1 (many alternatives), and a step AUROC that
 is not below the peer's.  Takes 12 to 45 minutes; --work stores finished runs, so an interrupted
@@ -51,9 +51,8 @@ PHASES = {
   "phase1": (["phase1_train.jsonl", "phase1_test.jsonl"], "trl", 2048, 10.0),
 }
 TEST = "phase2_test.jsonl"  # rows for the AUROC, by the paper's recipe
-# Environment of both sides.  Without huge pages, touching new memory takes a tenth of an update.
+# Environment of both sides.
 ENVIRONMENT = {
-  "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
   "JAX_PLATFORMS": "cpu",
   "JAX_ENABLE_COMPILATION_CACHE": "false",
   "PYTHONPATH": "",
@@ -72,7 +71,7 @@ SETTINGS = {  # of both sides; the optimiser has the settings of transformers' T
   "pad_id": 0,
 }
 RESAMPLES = 2000
-TRIED = 4  # updates in each dtype, to choose the faster
+TRIED = 4  # updates in each dtype and with each allocator, to choose the fastest
 OURS, PEER = "this project", "TRL"
 Dtype = Literal["float32", "bfloat16"]
 
@@ -137,9 +136,12 @@ def run(args: Args) -> dict:
 
 
 def tries(runs: list[dict]) -> list[dict]:
-  """Returns each side's seconds an update by dtype, if several were tried."""
+  """Returns each side's seconds an update by dtype and allocator, if several were tried."""
   by_side = {run["side"]: run["tries"] for run in runs if run["tries"]}
-  return [{"side": side} | seconds for side, seconds in by_side.items()]
+  return [
+    {"side": side} | {", ".join(form): seconds for form, seconds in tried}
+    for side, tried in by_side.items()
+  ]
 
 
 def model_path(args: Any) -> pathlib.Path:
@@ -178,28 +180,38 @@ class Side:
   code: list[pathlib.Path]
 
   def runs(self, args: Args, settings: dict, files: dict[str, pathlib.Path]) -> list[dict]:
-    """Returns a run for each seed, in the dtype in which the first updates are faster."""
-    environment = ENVIRONMENT | {"OMP_NUM_THREADS": str(args.threads)}
-    cores = processes.usable_cores()[-args.threads :]
+    """Returns a run for each seed, in the form whose first updates are fastest.
 
-    def measured(name: str, **more: Any) -> dict:
-      asked = settings | self.settings | more
+    A form is a dtype and an allocator.  jemalloc is tried where it is installed, in the dtype that
+    is faster with glibc.
+    """
+    cores = processes.usable_cores()[-args.threads :]
+    allocators = {"glibc": processes.LARGE_PAGES}
+    if "LD_PRELOAD" in (found := processes.allocator()):
+      allocators["jemalloc"] = found
+
+    def measured(name: str, form: tuple[str, str], **more: Any) -> dict:
+      dtype, allocator = form
+      environment = ENVIRONMENT | allocators[allocator] | {"OMP_NUM_THREADS": str(args.threads)}
+      asked = settings | self.settings | more | {"dtype": dtype}
       given = asked | {key: str(path) for key, path in files.items()}
       name, known = f"{self.name.replace(' ', '_')}_{name}", [asked, environment, self.packages]
       known.append(runner.machine()["processor"])
       call = functools.partial(runner.apart, self.function, given, cores=cores, **environment)
       return runner.kept(args.work, name, known, [*self.code, *files.values()], call)
 
-    tries = {}  # seconds an update, by dtype
     updates = TRIED if settings["max_updates"] < 0 else settings["max_updates"]
-    for dtype in args.dtypes if len(args.dtypes) > 1 else ():
-      few = {"seed": args.seeds[0], "max_updates": updates, "evaluate": False}
-      tries[dtype] = measured(f"try_{dtype}", dtype=dtype, **few)["train_seconds"] / updates
-    dtype = min(tries, key=tries.get, default=args.dtypes[0])
-    about = {"side": self.name, "dtype": dtype, "tries": tries}
+    few = {"seed": args.seeds[0], "max_updates": updates, "evaluate": False}
+    tries = {}  # seconds an update, by form
+    for allocator in allocators:
+      dtypes = (min(tries, key=tries.get)[0],) if tries else args.dtypes
+      for form in [(dtype, allocator) for dtype in dtypes]:
+        seconds = measured(f"try_{'_'.join(form)}", form, **few)["train_seconds"]
+        tries[form] = seconds / updates
+    form = min(tries, key=tries.get)
+    about = {"side": self.name, "form": form, "tries": [*tries.items()]}
     return [
-      about | {"seed": seed} | measured(f"seed{seed}", dtype=dtype, seed=seed)
-      for seed in args.seeds
+      about | {"seed": seed} | measured(f"seed{seed}", form, seed=seed) for seed in args.seeds
     ]
 
 
@@ -433,7 +445,7 @@ def row(run: dict) -> dict:
   seconds, tested = run["train_seconds"], range(len(run["after"]["labels"]))
   return {
     "run": f"{run['side']}, seed {run['seed']}",
-    "dtype": run["dtype"],
+    "dtype and allocator": ", ".join(run["form"]),
     "updates": run["updates"],
     "labelled steps": run["steps"],
     "labels read": run.get("targets", run["steps"]),

@@ -61,12 +61,11 @@ if [ "$made_with" != "$made" ]; then
   fail "$out was made with $made_with, not $made: give another --output (if the source was only \
 moved: correct $out/made_with)"
 fi
+source scripts/environment.sh
 if [ -z "${python-}" ]; then # tests set it
-  source scripts/environment.sh
   environment .venv '[train,tensorboard,gguf]' # as in quickstart.sh, or each would replace it
 fi
-# Large pages: a tenth faster on CPUs (docs/benchmarks.md, "Training").
-export GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1}
+choose_allocator
 began=$SECONDS
 say() { echo "[$(printf '%5d' $((SECONDS - began))) s] $*" >&2; }
 run() { # run OUTPUT SCRIPT FLAGS...: skips the script if the output exists

@@ -1,5 +1,6 @@
 """benchmarks/: a quick run of each, and the properties that their figures depend on."""
 
+import ctypes.util
 import functools
 import itertools
 import json
@@ -378,21 +379,38 @@ def test_trees_hold_the_labels_of_the_rows(tmp_path):
   assert [len(tree) for tree in merged] == [9, 5]
 
 
-def test_each_side_trains_in_its_faster_dtype(tmp_path, monkeypatch):
-  """The first updates choose the dtype of all seeds; a second call measures nothing again."""
+def test_each_side_trains_in_its_fastest_form(tmp_path, monkeypatch):
+  """The first updates choose dtype and allocator of all seeds, which are measured only once."""
   calls = []
 
-  def train(settings, **_):
-    calls.append((settings["dtype"], settings["seed"], settings["max_updates"]))
-    return {"train_seconds": {"float32": 8.0, "bfloat16": 6.0}[settings["dtype"]]}
+  def train(settings, environment):
+    allocator = "jemalloc" if "LD_PRELOAD" in environment else "glibc"
+    assert ("GLIBC_TUNABLES" in environment) == (allocator == "glibc")
+    form = (settings["dtype"], allocator)
+    calls.append((form, settings["seed"], settings["max_updates"]))
+    return {"train_seconds": 8.0 - 2 * (form[0] == "bfloat16") - faster * (form[1] == "jemalloc")}
 
-  monkeypatch.setattr(runner, "apart", lambda function, *args, **_: function(*args))
-  args, side = training.Args(seeds=(1, 2), work=tmp_path), training.Side("side", train, {}, (), [])
-  runs = side.runs(args, training.SETTINGS, {})
-  epochs = [("bfloat16", 1, -1), ("bfloat16", 2, -1)]
-  assert calls == [("float32", 1, training.TRIED), ("bfloat16", 1, training.TRIED), *epochs]
-  assert training.tries(runs) == [{"side": "side", "float32": 2.0, "bfloat16": 1.5}]
-  assert side.runs(args, training.SETTINGS, {}) == runs and len(calls) == 4
+  def apart(function, *args, cores, **environment):
+    return function(*args, environment)
+
+  monkeypatch.setattr(runner, "apart", apart)
+  monkeypatch.setattr(ctypes.util, "find_library", {"jemalloc": "libjemalloc.so.2"}.get)
+  side = training.Side("side", train, {}, (), [])
+  glibc, jemalloc = ("bfloat16", "glibc"), ("bfloat16", "jemalloc")
+  tried = [(form, 1, training.TRIED) for form in (("float32", "glibc"), glibc, jemalloc)]
+  for faster, chosen in ((1.0, jemalloc), (-1.0, glibc)):
+    args = training.Args(seeds=(1, 2), work=tmp_path / chosen[1])
+    runs = side.runs(args, training.SETTINGS, {})
+    assert calls == [*tried, (chosen, 1, -1), (chosen, 2, -1)]
+    assert [run["form"] for run in runs] == [chosen] * 2
+    seconds = {
+      "float32, glibc": 2.0,
+      "bfloat16, glibc": 1.5,
+      "bfloat16, jemalloc": 1.5 - faster / 4,
+    }
+    assert training.tries(runs) == [{"side": "side"} | seconds]
+    assert side.runs(args, training.SETTINGS, {}) == runs and len(calls) == 5
+    calls.clear()
 
 
 def test_training_is_compared_with_the_peer():

@@ -1,7 +1,9 @@
 """The installed package: one command for all scripts, a light core, and its extras."""
 
+import ctypes.util
 import importlib.metadata
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -16,7 +18,7 @@ from scored_files import generated
 
 import prm_jax
 from prm_jax import __main__ as command_line
-from prm_jax.runtime import completion, doctor, exits
+from prm_jax.runtime import completion, doctor, exits, processes
 
 SCRIPTS = {path.stem for path in (ROOT / "scripts").glob("*.py")}
 DOCTOR = "prm-jax doctor prints installed packages, devices, and what each extra lacks."
@@ -221,6 +223,39 @@ def test_doctor_measures_which_dtype_is_faster(monkeypatch):
     monkeypatch.setattr(doctor, "gflops", {"float32": 150, "bfloat16": rate}.get)
     said = f"150 GFLOP/s in float32, {rate} in bfloat16; to train on it: "
     assert f"{said}--config.model.dtype={dtype}\n" in doctor.report()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux an allocator is chosen")
+def test_scripts_and_doctor_choose_the_same_faster_allocator(monkeypatch):
+  """jemalloc where it is installed, else glibc's large pages; a caller's own choice stays."""
+  for name in ("LD_PRELOAD", "MALLOC_CONF", "GLIBC_TUNABLES"):
+    monkeypatch.delenv(name, raising=False)
+  script = "set -eu; source scripts/environment.sh; choose_allocator; env"
+  paths = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "python": sys.executable}
+
+  def chosen(**given):
+    result = subprocess.run(
+      ["bash", "-c", script],
+      cwd=ROOT,
+      env=paths | given,
+      capture_output=True,
+      text=True,
+      check=True,
+    )
+    of_memory = ("LD_PRELOAD=", "MALLOC_CONF=", "GLIBC_TUNABLES=")
+    return sorted(line for line in result.stdout.splitlines() if line.startswith(of_memory))
+
+  variables = [f"{name}={value}" for name, value in processes.allocator().items()]
+  assert chosen() == sorted(variables)
+  assert chosen(GLIBC_TUNABLES="glibc.malloc.check=1") == ["GLIBC_TUNABLES=glibc.malloc.check=1"]
+  assert f"put {' '.join(variables)} before the command" in doctor.allocator()
+  monkeypatch.setattr(ctypes.util, "find_library", {"jemalloc": "libjemalloc.so.2"}.get)
+  assert "put LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=" in doctor.allocator()
+  monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so.2")
+  monkeypatch.setenv("MALLOC_CONF", processes.allocator()["MALLOC_CONF"])
+  assert doctor.allocator().startswith("libjemalloc.so.2")
+  monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
+  assert doctor.allocator().endswith("or install jemalloc (Debian: libjemalloc2)")
 
 
 def test_bash_completes_commands_and_flags(tmp_path):

@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import prm_jax
+from prm_jax.runtime import processes
 
 NAME = "prm_jax"
 # The purpose of each extra in setup.py.
@@ -73,6 +74,7 @@ def report() -> str:
     f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPU cores",
     f"matrix products on the CPU: {dtypes()}",
     f"devices: {devices()}",
+    f"memory allocator: {allocator()}",
     f"free disk here: {shutil.disk_usage('.').free / 1e9:.0f} GB",
     "",
   ]
@@ -116,6 +118,16 @@ def gflops(dtype: str) -> float:
       product(x, weight).block_until_ready()
       seconds.append(time.perf_counter() - start)
   return 2 * 1024**3 / min(seconds) / 1e9
+
+
+def allocator() -> str:
+  """Returns the memory allocator of this process, and how to choose a faster one for training."""
+  variables = processes.allocator()
+  if not variables or all(os.environ.get(name) == value for name, value in variables.items()):
+    return " ".join(variables.values()) or "the system's"
+  given = " ".join(f"{name}={value}" for name, value in variables.items())
+  better = "" if "LD_PRELOAD" in variables else ", or install jemalloc (Debian: libjemalloc2)"
+  return f"the system's; to train on the CPU, put {given} before the command{better}"
 
 
 def devices() -> str:
