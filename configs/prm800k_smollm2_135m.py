@@ -20,8 +20,8 @@ zeros needed most of them to learn that seven steps in eight are right.
 
 Cost: one epoch of 716 solutions (5,304 labels; 231,294 tokens as paths, 187,796 as trees, in 201
 rows, one of them left out) on two CPU cores: 14 minutes (3 seconds an update) on one machine, some
-25 on another; 5 GB of memory.  GLIBC_TUNABLES=glibc.malloc.hugetlb=1 before the command saves a
-tenth of the time (docs/benchmarks.md, "Training").
+25 on another; 5 GB of memory.  jemalloc saves up to a fifth of the time (docs/benchmarks.md,
+"Training").
 
 Expected, on 1,722 labels of 217 test solutions (seed 0; the ranges of two machines):
 

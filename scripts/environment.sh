@@ -63,13 +63,3 @@ install_torch() {
     "$python" -m uv pip install --quiet --python="$python" --torch-backend=cpu torch
   fi
 }
-
-# Chooses a faster memory allocator for the commands that follow, unless the caller chose one.
-choose_allocator() {
-  local variables
-  if [ -z "${LD_PRELOAD-}${GLIBC_TUNABLES-}" ]; then
-    variables=$("$python" -c \
-      'from prm_jax.runtime import processes; print(*map("=".join, processes.allocator().items()))')
-    [ -z "$variables" ] || export $variables
-  fi
-}

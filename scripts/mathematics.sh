@@ -61,11 +61,16 @@ if [ "$made_with" != "$made" ]; then
   fail "$out was made with $made_with, not $made: give another --output (if the source was only \
 moved: correct $out/made_with)"
 fi
-source scripts/environment.sh
 if [ -z "${python-}" ]; then # tests set it
+  source scripts/environment.sh
   environment .venv '[train,tensorboard,gguf]' # as in quickstart.sh, or each would replace it
 fi
-choose_allocator
+# A faster allocator for training (docs/benchmarks.md, "Training"), unless the caller chose one.
+if [ -z "${LD_PRELOAD-}${GLIBC_TUNABLES-}" ]; then
+  allocator=$("$python" -c \
+    'from prm_jax.runtime import processes; print(*map("=".join, processes.allocator().items()))')
+  [ -z "$allocator" ] || export $allocator
+fi
 began=$SECONDS
 say() { echo "[$(printf '%5d' $((SECONDS - began))) s] $*" >&2; }
 run() { # run OUTPUT SCRIPT FLAGS...: skips the script if the output exists

@@ -8,11 +8,10 @@
 set -euo pipefail
 if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
-source scripts/environment.sh
 if [ -z "${python-}" ]; then # the benchmark sets its own
+  source scripts/environment.sh
   environment .venv '[train,tensorboard,gguf]' # as mathematics.sh
 fi
-choose_allocator
 seed=${1:-0}
 out=${2:-runs/quickstart-$seed}
 data=$out/data

@@ -3,7 +3,6 @@
 import ctypes.util
 import importlib.metadata
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -225,37 +224,18 @@ def test_doctor_measures_which_dtype_is_faster(monkeypatch):
     assert f"{said}--config.model.dtype={dtype}\n" in doctor.report()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux an allocator is chosen")
-def test_scripts_and_doctor_choose_the_same_faster_allocator(monkeypatch):
-  """jemalloc where it is installed, else glibc's large pages; a caller's own choice stays."""
-  for name in ("LD_PRELOAD", "MALLOC_CONF", "GLIBC_TUNABLES"):
-    monkeypatch.delenv(name, raising=False)
-  script = "set -eu; source scripts/environment.sh; choose_allocator; env"
-  paths = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "python": sys.executable}
-
-  def chosen(**given):
-    result = subprocess.run(
-      ["bash", "-c", script],
-      cwd=ROOT,
-      env=paths | given,
-      capture_output=True,
-      text=True,
-      check=True,
-    )
-    of_memory = ("LD_PRELOAD=", "MALLOC_CONF=", "GLIBC_TUNABLES=")
-    return sorted(line for line in result.stdout.splitlines() if line.startswith(of_memory))
-
-  variables = [f"{name}={value}" for name, value in processes.allocator().items()]
-  assert chosen() == sorted(variables)
-  assert chosen(GLIBC_TUNABLES="glibc.malloc.check=1") == ["GLIBC_TUNABLES=glibc.malloc.check=1"]
-  assert f"put {' '.join(variables)} before the command" in doctor.allocator()
+@pytest.mark.skipif(sys.platform != "linux", reason="on other systems there is no faster one")
+def test_doctor_names_a_faster_allocator(monkeypatch):
+  """jemalloc where it is installed, else glibc's large pages; the name alone if it is in use."""
+  monkeypatch.delenv("LD_PRELOAD", raising=False)
+  monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
+  large_pages = "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 before the command, or install jemalloc"
+  assert f"put {large_pages}" in doctor.allocator()
   monkeypatch.setattr(ctypes.util, "find_library", {"jemalloc": "libjemalloc.so.2"}.get)
   assert "put LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=" in doctor.allocator()
-  monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so.2")
-  monkeypatch.setenv("MALLOC_CONF", processes.allocator()["MALLOC_CONF"])
-  assert doctor.allocator().startswith("libjemalloc.so.2")
-  monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
-  assert doctor.allocator().endswith("or install jemalloc (Debian: libjemalloc2)")
+  for name, value in processes.allocator().items():
+    monkeypatch.setenv(name, value)
+  assert doctor.allocator().startswith("libjemalloc.so.2 ")
 
 
 def test_bash_completes_commands_and_flags(tmp_path):
