@@ -203,12 +203,12 @@ class Side:
     updates = TRIED if settings["max_updates"] < 0 else settings["max_updates"]
     few = {"seed": args.seeds[0], "max_updates": updates, "evaluate": False}
     tries = {}  # seconds an update, by form
-    for allocator in allocators:
+    for allocator in allocators if len(args.dtypes) + len(allocators) > 2 else ():
       dtypes = (min(tries, key=tries.get)[0],) if tries else args.dtypes
       for form in [(dtype, allocator) for dtype in dtypes]:
         seconds = measured(f"try_{'_'.join(form)}", form, **few)["train_seconds"]
         tries[form] = seconds / updates
-    form = min(tries, key=tries.get)
+    form = min(tries, key=tries.get, default=(args.dtypes[0], "glibc"))
     about = {"side": self.name, "form": form, "tries": [*tries.items()]}
     return [
       about | {"seed": seed} | measured(f"seed{seed}", form, seed=seed) for seed in args.seeds

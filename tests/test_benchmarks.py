@@ -411,6 +411,10 @@ def test_each_side_trains_in_its_fastest_form(tmp_path, monkeypatch):
     assert training.tries(runs) == [{"side": "side"} | seconds]
     assert side.runs(args, training.SETTINGS, {}) == runs and len(calls) == 5
     calls.clear()
+  monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
+  args = training.Args(dtypes=("float32",), work=tmp_path / "one")
+  assert training.tries(side.runs(args, training.SETTINGS, {})) == []
+  assert calls == [(("float32", "glibc"), 0, -1)]  # with one form there is nothing to choose
 
 
 def test_training_is_compared_with_the_peer():
