@@ -5,7 +5,8 @@ step, so alternatives repeat the steps and labels before them.  This project mer
 problem into one tree, which trains a repeated label once.  Speed is labelled steps of the peer's
 rows a second.
 
-Each side trains in the dtype and with the memory allocator that make its first updates fastest.
+Each side trains in the dtype and with the memory allocator that make its first updates fastest,
+apart from the very first, in which the system clears memory for the process.
 
 Targets: 2.5 times the peer's speed, 10 times on phase 1 (many alternatives), and a step AUROC that
 is not below the peer's.  Takes 12 to 45 minutes; --work stores finished runs, so an interrupted
@@ -129,14 +130,14 @@ def run(args: Args) -> dict:
     "targets": targets(PHASES[args.rows_of][-1], runs, problems),
     "tables": {
       "Runs": [row(each) for each in runs],
-      "Seconds an update, of the first few": tries(runs),
+      f"Median seconds of updates 2 to {TRIED}": tries(runs),
     },
     "notes": "; ".join(notes) + ".",
   }
 
 
 def tries(runs: list[dict]) -> list[dict]:
-  """Returns each side's seconds an update by dtype and allocator, if several were tried."""
+  """Returns each side's median seconds of an update in the forms that were tried, if any."""
   by_side = {run["side"]: run["tries"] for run in runs if run["tries"]}
   return [
     {"side": side} | {", ".join(form): seconds for form, seconds in tried}
@@ -180,7 +181,7 @@ class Side:
   code: list[pathlib.Path]
 
   def runs(self, args: Args, settings: dict, files: dict[str, pathlib.Path]) -> list[dict]:
-    """Returns a run for each seed, in the form whose first updates are fastest.
+    """Returns a run for each seed, in the form whose updates are fastest, without the first.
 
     A form is a dtype and an allocator.  jemalloc is tried where it is installed, in the dtype that
     is faster with glibc.
@@ -202,17 +203,21 @@ class Side:
 
     updates = TRIED if settings["max_updates"] < 0 else settings["max_updates"]
     few = {"seed": args.seeds[0], "max_updates": updates, "evaluate": False}
-    tries = {}  # seconds an update, by form
+    tries = {}  # median seconds of an update, by form
     for allocator in allocators if len(args.dtypes) + len(allocators) > 2 else ():
       dtypes = (min(tries, key=tries.get)[0],) if tries else args.dtypes
       for form in [(dtype, allocator) for dtype in dtypes]:
-        seconds = measured(f"try_{'_'.join(form)}", form, **few)["train_seconds"]
-        tries[form] = seconds / updates
+        tries[form] = usual(measured(f"try_{'_'.join(form)}", form, **few))
     form = min(tries, key=tries.get, default=(args.dtypes[0], "glibc"))
     about = {"side": self.name, "form": form, "tries": [*tries.items()]}
     return [
       about | {"seed": seed} | measured(f"seed{seed}", form, seed=seed) for seed in args.seeds
     ]
+
+
+def usual(run: dict) -> float:
+  """Returns the median seconds of a run's updates, without the first."""
+  return float(np.median(run["update_seconds"][1:] or run["update_seconds"]))
 
 
 def environment_of_peer(directory: pathlib.Path) -> str:
@@ -328,7 +333,7 @@ def train_trees(settings: dict) -> dict:
   on_mesh = lambda batch: jax.device_put(batch, sharding_lib.batch_sharding(mesh))
   order = packing.shuffled(rows, c.train.seed)
   batch_of = lambda i: packing.stack([order[i * batch_rows + j] for j in range(batch_rows)])
-  labels_read, losses = 0, []
+  labels_read, losses, times = 0, [], []
   with jax.set_mesh(mesh):
     params = initialization.public_params(c, contract, tokenizer, programs.abstract.params)
     state = jax.block_until_ready(programs.begin(params))
@@ -337,13 +342,15 @@ def train_trees(settings: dict) -> dict:
     start = time.perf_counter()
     train_step = programs.train_step.lower(state, on_mesh(batch_of(0))).compile()
     compiled = time.perf_counter() - start
-    start, cpu = time.perf_counter(), time.process_time()
+    cpu = time.process_time()
+    times.append(time.perf_counter())
     for i in range(updates):
       batch = batch_of(i)
       labels_read += int(batch.read_targets.sum())
       state, metrics = train_step(state, on_mesh(batch))
       losses.append(float(metrics["loss"]))  # waits for the update
-    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+      times.append(time.perf_counter())
+    cpu = time.process_time() - cpu
     after = judge(state.params) if settings["evaluate"] else None
   repeats = sum(len(chain.labels) for chain in train) / sum(len(x.read_targets) for x in trees)
   slots = updates * batch_rows * c.data.row_length
@@ -354,7 +361,8 @@ def train_trees(settings: dict) -> dict:
     "targets": labels_read,
     "steps": round(labels_read * repeats),
     "compile_seconds": compiled,
-    "train_seconds": seconds,
+    "train_seconds": times[-1] - times[0],
+    "update_seconds": np.diff(times).tolist(),
     "train_cpu_seconds": cpu,
     "updates": updates,
     "learning_rate": rate,
@@ -452,6 +460,7 @@ def row(run: dict) -> dict:
     "tokens": run["tokens"],
     "padding": f"{1 - run['tokens'] / run['slots']:.1%}",
     "training s": seconds,
+    "s/update": usual(run),
     "compilation s": run.get("compile_seconds"),
     "CPU s": run["train_cpu_seconds"],
     "labelled steps/s": run["steps"] / seconds,

@@ -6,6 +6,7 @@ Trains for at most one epoch and writes the figures to settings["output"].  With
 prints the versions of its packages.  It imports no part of prm_jax.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -103,6 +104,7 @@ def measure(settings: dict) -> dict:
   return counts | {
     "versions": {name: metadata.version(name) for name in names},
     "train_seconds": Clock.times[-1] - Clock.times[0],
+    "update_seconds": [end - start for start, end in itertools.pairwise(Clock.times)],
     "train_cpu_seconds": Clock.cpu[-1] - Clock.cpu[0],
     "updates": len(Clock.times) - 1,
     "losses": losses,

@@ -199,6 +199,25 @@ def test_gradients_are_reduced_in_the_chosen_dtype(choice, dtype):
   assert f"{dtype}[4,6] = dot_general" in str(jax.make_jaxpr(jax.grad(total))(weight))
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", "u32"), ("bfloat16", "u16")])
+def test_a_cpu_gathers_each_weight_once_and_as_bits(dtype, bits):
+  """A product and its gradient share one gather, in the activations' dtype, over fsdp only."""
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(1, 4, 2))
+  axes = ("tensor", None, "fsdp")
+  shard = lambda shape, dtype, *spec: jax.ShapeDtypeStruct(
+    shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec))
+  )
+  x, weight = shard((16, 8, 4), dtype, "fsdp", "tensor"), shard((8, 4, 12), "float32", *axes)
+
+  def total(x, weight):
+    y = products.weight_product(x, weight, "float32", axes)
+    return (y.astype(jnp.float32) ** 2).sum()
+
+  with jax.set_mesh(mesh):
+    program = jax.jit(jax.grad(total, (0, 1))).lower(x, weight).compile().as_text()
+  assert re.findall(r"= (\S+?)(?:{\S+)? all-gather\(", program) == [f"{bits}[4,4,12]"]
+
+
 @pytest.mark.parametrize("choice", ["float32", "activations"])
 def test_the_embedding_of_a_frequent_token_gets_its_whole_gradient(choice):
   """Thousands of occurrences are summed without the loss of bfloat16, which stops at 256."""

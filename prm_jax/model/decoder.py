@@ -215,7 +215,11 @@ class Block(nnx.Module):
     third faster than a batch of them.
     """
     c, (B, T, *_) = self.config, x.shape
-    product = lambda x, name: weight_product(x, getattr(self, name)[...], gradient_dtype(c))
+
+    def product(x, name):
+      weight = getattr(self, name)
+      return weight_product(x, weight[...], gradient_dtype(c), weight.get_metadata()["axes"])
+
     x = x.reshape(B * T, *x.shape[2:])
     y = product(x, name)
     if c.lora_rank and name in c.lora_targets:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from prm_jax import config as config_lib
 from prm_jax.model import attention
+from prm_jax.model.sharding import Axis, constrain, divides
 
 
 def gradient_dtype(c: config_lib.Model) -> str:
@@ -14,8 +15,10 @@ def gradient_dtype(c: config_lib.Model) -> str:
   return c.dtype if c.gradient_dtype == "activations" else "float32"
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def weight_product(x: jax.Array, weight: jax.Array, gradient_dtype: str) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def weight_product(
+  x: jax.Array, weight: jax.Array, gradient_dtype: str, axes: tuple[Axis, ...] = ()
+) -> jax.Array:
   """Contracts all axes of x but the first with the first axes of the weight.
 
   Args:
@@ -23,14 +26,12 @@ def weight_product(x: jax.Array, weight: jax.Array, gradient_dtype: str) -> jax.
     weight: has the contracted axes, then those of the output; it is cast to x's dtype.
     gradient_dtype: the dtype in which the weight's gradient is computed, and reduced across
       devices; without this rule it would be x's.
+    axes: mesh axis of each dimension of the weight (`decoder.abstract_params`).
 
   Returns:
     `[S, ...]` in x's dtype.
   """
-  if attention.platform() == "cpu":
-    y = _sums("SI,IO->SO", *_matrices(x, weight)).astype(x.dtype)
-    return y.reshape(len(x), *weight.shape[x.ndim - 1 :])
-  return jnp.tensordot(x, weight.astype(x.dtype), x.ndim - 1)
+  return _forward(x, weight, gradient_dtype, axes)[0]
 
 
 # XLA's CPU backend multiplies bfloat16 twice as fast if it returns the float32 sums.
@@ -40,15 +41,20 @@ _sums = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 def _matrices(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns x as `[S, I]` and the weight as `[I, O]`: XLA's CPU backend would copy other shapes."""
   x = x.reshape(len(x), -1)
-  return x, weight.reshape(x.shape[1], -1).astype(x.dtype)
+  return x, weight.reshape(x.shape[1], -1)
 
 
-def _forward(x, weight, gradient_dtype):
-  return weight_product(x, weight, gradient_dtype), (x, weight)
+def _forward(x, weight, gradient_dtype, axes):
+  dtype, cast = jnp.zeros(0, weight.dtype), weight.astype(x.dtype)
+  if attention.platform() != "cpu":
+    return jnp.tensordot(x, cast, x.ndim - 1), (x, weight, dtype)
+  weight = _gathered(cast, axes)
+  y = _sums("SI,IO->SO", *_matrices(x, weight)).astype(x.dtype)
+  return y.reshape(len(x), *weight.shape[x.ndim - 1 :]), (x, weight, dtype)
 
 
-def _backward(gradient_dtype, saved, dy):
-  x, weight = saved
+def _backward(gradient_dtype, axes, saved, dy):
+  x, weight, dtype = saved
   preferred = jnp.dtype(gradient_dtype)
   if attention.platform() == "cpu":
     (rows, matrix), dy = _matrices(x, weight), dy.reshape(len(dy), -1)
@@ -62,23 +68,35 @@ def _backward(gradient_dtype, saved, dy):
     outputs = ([*range(1, dy.ndim)], [*range(x.ndim - 1, weight.ndim)])  # axes in dy, in weight
     dx = jnp.tensordot(dy, weight.astype(x.dtype), outputs)
     dw = jnp.tensordot(x, dy, (0, 0), preferred_element_type=preferred)
-  return dx, dw.astype(weight.dtype)
+  return dx, dw.astype(dtype.dtype)
 
 
 weight_product.defvjp(_forward, _backward)
 
 
-def _transposed(x: jax.Array) -> jax.Array:
-  """Returns the transpose of x `[S, I]`, by a gather.
+def _gathered(weight: jax.Array, axes: tuple[Axis, ...]) -> jax.Array:
+  """Gathers a weight that is sharded over `fsdp`.
 
-  XLA's CPU backend fuses a transpose into the product, which it then computes in float32.
+  XLA's CPU backend would gather it twice, for the product and for its gradient, and convert it to
+  float32 before.  Bits are gathered as they are.
   """
-  starts = jnp.zeros((x.shape[1], 1), jnp.int32)  # of each column
-  numbers = jax.lax.GatherDimensionNumbers(
-    offset_dims=(1,),
-    collapsed_slice_dims=(),
-    start_index_map=(0,),
-    operand_batching_dims=(1,),  # so that columns that are sharded over devices stay in place
-    start_indices_batching_dims=(0,),
-  )
-  return jax.lax.gather(x, starts, numbers, (len(x), 1), mode="promise_in_bounds")
+  mesh = jax.sharding.get_abstract_mesh()
+  axes = tuple(axis if divides(axis, n, mesh) else None for axis, n in zip(axes, weight.shape))
+  if mesh.shape.get("fsdp", 1) == 1 or "fsdp" not in axes:
+    return weight
+  bits = jax.lax.bitcast_convert_type(weight, f"uint{8 * weight.dtype.itemsize}")
+  bits = constrain(bits, *axes)  # converted before they are gathered
+  bits = constrain(bits, *(None if axis == "fsdp" else axis for axis in axes))
+  return jax.lax.bitcast_convert_type(bits, weight.dtype)
+
+
+def _transposed(x: jax.Array) -> jax.Array:
+  """Returns the transpose of x `[S, I]`.
+
+  XLA's CPU backend would fuse a plain transpose into the product, which it then computes in
+  float32.  It does not fuse a transpose of three axes.
+  """
+  if x.shape[1] % 2:
+    return x.T
+  pairs = x.reshape(len(x), -1, 2)
+  return pairs.transpose(1, 2, 0).reshape(-1, len(x))
