@@ -5,8 +5,8 @@ step, so alternatives repeat the steps and labels before them.  This project mer
 problem into one tree, which trains a repeated label once.  Speed is labelled steps of the peer's
 rows a second.
 
-Each side trains in the dtype and with the memory allocator that make its first updates fastest,
-apart from the very first, in which the system clears memory for the process.
+Each side trains in the dtype and with the memory allocator of the smallest median of a few updates.
+The first update does not count, because the system then clears memory for the process.
 
 Targets: 2.5 times the peer's speed, 10 times on phase 1 (many alternatives), and a step AUROC that
 is not below the peer's.  Takes 12 to 45 minutes; --work stores finished runs, so an interrupted
@@ -130,14 +130,14 @@ def run(args: Args) -> dict:
     "targets": targets(PHASES[args.rows_of][-1], runs, problems),
     "tables": {
       "Runs": [row(each) for each in runs],
-      f"Median seconds of updates 2 to {TRIED}": tries(runs),
+      "Seconds of an update, by form": tries(runs),
     },
     "notes": "; ".join(notes) + ".",
   }
 
 
 def tries(runs: list[dict]) -> list[dict]:
-  """Returns each side's median seconds of an update in the forms that were tried, if any."""
+  """Returns the `usual` seconds of an update of each side, in the forms that it tried."""
   by_side = {run["side"]: run["tries"] for run in runs if run["tries"]}
   return [
     {"side": side} | {", ".join(form): seconds for form, seconds in tried}
@@ -181,7 +181,7 @@ class Side:
   code: list[pathlib.Path]
 
   def runs(self, args: Args, settings: dict, files: dict[str, pathlib.Path]) -> list[dict]:
-    """Returns a run for each seed, in the form whose updates are fastest, without the first.
+    """Returns a run for each seed, in the form with the smallest `usual` seconds of an update.
 
     A form is a dtype and an allocator.  jemalloc is tried where it is installed, in the dtype that
     is faster with glibc.
@@ -203,7 +203,7 @@ class Side:
 
     updates = TRIED if settings["max_updates"] < 0 else settings["max_updates"]
     few = {"seed": args.seeds[0], "max_updates": updates, "evaluate": False}
-    tries = {}  # median seconds of an update, by form
+    tries = {}  # seconds of an update, by form
     for allocator in allocators if len(args.dtypes) + len(allocators) > 2 else ():
       dtypes = (min(tries, key=tries.get)[0],) if tries else args.dtypes
       for form in [(dtype, allocator) for dtype in dtypes]:
@@ -216,7 +216,7 @@ class Side:
 
 
 def usual(run: dict) -> float:
-  """Returns the median seconds of a run's updates, without the first."""
+  """Returns the median seconds of a run's updates, without the first if there are more."""
   return float(np.median(run["update_seconds"][1:] or run["update_seconds"]))
 
 
@@ -460,7 +460,7 @@ def row(run: dict) -> dict:
     "tokens": run["tokens"],
     "padding": f"{1 - run['tokens'] / run['slots']:.1%}",
     "training s": seconds,
-    "s/update": usual(run),
+    "median s/update": usual(run),
     "compilation s": run.get("compile_seconds"),
     "CPU s": run["train_cpu_seconds"],
     "labelled steps/s": run["steps"] / seconds,

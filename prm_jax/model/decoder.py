@@ -217,8 +217,10 @@ class Block(nnx.Module):
     c, (B, T, *_) = self.config, x.shape
 
     def product(x, name):
-      weight = getattr(self, name)
-      return weight_product(x, weight[...], gradient_dtype(c), weight.get_metadata()["axes"])
+      param = getattr(self, name)
+      # A scan over the layers would store all gathered weights, stacked.
+      axes = param.get_metadata()["axes"] if c.unroll_layers else ()
+      return weight_product(x, param[...], gradient_dtype(c), axes)
 
     x = x.reshape(B * T, *x.shape[2:])
     y = product(x, name)

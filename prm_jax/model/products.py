@@ -26,12 +26,17 @@ def weight_product(
     weight: has the contracted axes, then those of the output; it is cast to x's dtype.
     gradient_dtype: the dtype in which the weight's gradient is computed, and reduced across
       devices; without this rule it would be x's.
-    axes: mesh axis of each dimension of the weight (`decoder.abstract_params`).
+    axes: mesh axis of each dimension of the weight (`decoder.abstract_params`).  With them a CPU
+      gathers the weight once and keeps it for the gradient; without, twice.
 
   Returns:
     `[S, ...]` in x's dtype.
   """
-  return _forward(x, weight, gradient_dtype, axes)[0]
+  weight = _gathered(weight, x.dtype, axes)
+  if attention.platform() == "cpu":
+    y = _sums("SI,IO->SO", *_matrices(x, weight)).astype(x.dtype)
+    return y.reshape(len(x), *weight.shape[x.ndim - 1 :])
+  return jnp.tensordot(x, weight.astype(x.dtype), x.ndim - 1)
 
 
 # XLA's CPU backend multiplies bfloat16 twice as fast if it returns the float32 sums.
@@ -41,20 +46,16 @@ _sums = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 def _matrices(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns x as `[S, I]` and the weight as `[I, O]`: XLA's CPU backend would copy other shapes."""
   x = x.reshape(len(x), -1)
-  return x, weight.reshape(x.shape[1], -1)
+  return x, weight.reshape(x.shape[1], -1).astype(x.dtype)
 
 
 def _forward(x, weight, gradient_dtype, axes):
-  dtype, cast = jnp.zeros(0, weight.dtype), weight.astype(x.dtype)
-  if attention.platform() != "cpu":
-    return jnp.tensordot(x, cast, x.ndim - 1), (x, weight, dtype)
-  weight = _gathered(cast, axes)
-  y = _sums("SI,IO->SO", *_matrices(x, weight)).astype(x.dtype)
-  return y.reshape(len(x), *weight.shape[x.ndim - 1 :]), (x, weight, dtype)
+  gathered, like = _gathered(weight, x.dtype, axes), jnp.zeros(0, weight.dtype)
+  return weight_product(x, gathered, gradient_dtype), (x, gathered, like)
 
 
 def _backward(gradient_dtype, axes, saved, dy):
-  x, weight, dtype = saved
+  x, weight, like = saved
   preferred = jnp.dtype(gradient_dtype)
   if attention.platform() == "cpu":
     (rows, matrix), dy = _matrices(x, weight), dy.reshape(len(dy), -1)
@@ -68,33 +69,33 @@ def _backward(gradient_dtype, axes, saved, dy):
     outputs = ([*range(1, dy.ndim)], [*range(x.ndim - 1, weight.ndim)])  # axes in dy, in weight
     dx = jnp.tensordot(dy, weight.astype(x.dtype), outputs)
     dw = jnp.tensordot(x, dy, (0, 0), preferred_element_type=preferred)
-  return dx, dw.astype(dtype.dtype)
+  return dx, dw.astype(like.dtype)
 
 
 weight_product.defvjp(_forward, _backward)
 
 
-def _gathered(weight: jax.Array, axes: tuple[Axis, ...]) -> jax.Array:
-  """Gathers a weight that is sharded over `fsdp`.
+def _gathered(weight: jax.Array, dtype: jnp.dtype, axes: tuple[Axis, ...]) -> jax.Array:
+  """Casts a weight and gathers it over `fsdp`, once for the product and its gradient.
 
-  XLA's CPU backend would gather it twice, for the product and for its gradient, and convert it to
-  float32 before.  Bits are gathered as they are.
+  XLA's CPU backend would gather it for each of them, and bfloat16 as float32; it gathers integers
+  as they are.
   """
   mesh = jax.sharding.get_abstract_mesh()
   axes = tuple(axis if divides(axis, n, mesh) else None for axis, n in zip(axes, weight.shape))
-  if mesh.shape.get("fsdp", 1) == 1 or "fsdp" not in axes:
+  if mesh.shape.get("fsdp", 1) == 1 or "fsdp" not in axes or attention.platform() != "cpu":
     return weight
-  bits = jax.lax.bitcast_convert_type(weight, f"uint{8 * weight.dtype.itemsize}")
-  bits = constrain(bits, *axes)  # converted before they are gathered
+  bits = jax.lax.bitcast_convert_type(weight.astype(dtype), f"uint{8 * dtype.itemsize}")
+  bits = constrain(bits, *axes)  # or XLA would gather before it converts
   bits = constrain(bits, *(None if axis == "fsdp" else axis for axis in axes))
-  return jax.lax.bitcast_convert_type(bits, weight.dtype)
+  return jax.lax.bitcast_convert_type(bits, dtype)
 
 
 def _transposed(x: jax.Array) -> jax.Array:
   """Returns the transpose of x `[S, I]`.
 
   XLA's CPU backend would fuse a plain transpose into the product, which it then computes in
-  float32.  It does not fuse a transpose of three axes.
+  float32.  It does not fuse a transpose of three axes, which needs an even I.
   """
   if x.shape[1] % 2:
     return x.T
