@@ -50,7 +50,8 @@ def _matrices(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _forward(x, weight, gradient_dtype, axes):
-  gathered, like = _gathered(weight, x.dtype, axes), jnp.zeros(0, weight.dtype)
+  gathered = _gathered(weight, x.dtype, axes)
+  like = jnp.zeros(0, weight.dtype)  # the gradient has the dtype of the weight before its cast
   return weight_product(x, gathered, gradient_dtype), (x, gathered, like)
 
 
