@@ -183,7 +183,9 @@ class Model(Checked):
   # The dtype in which gradients of the layers' matrices are reduced across devices.
   # "activations": model.dtype; bfloat16 halves the traffic and keeps three digits.
   gradient_dtype: Literal["float32", "activations"] = "float32"
-  unroll_layers: Changeable[bool] = False  # faster steps on CPU, slower compilation
+  # No scan over the layers: faster steps on a CPU, slower compilation.  With several CPU devices,
+  # each keeps the gathered weights until the backward pass.
+  unroll_layers: Changeable[bool] = False
   # "dense" stores the scores of all pairs of tokens: fastest for rows of a few hundred tokens.
   # "blockwise" (CPU, GPU) and "kernel" (TPU) use memory linear in the row and skip masked blocks.
   # "auto": chosen by row length and platform.
