@@ -206,8 +206,9 @@ class Side:
     tries = {}  # seconds of an update, by form
     for allocator in allocators if len(args.dtypes) + len(allocators) > 2 else ():
       dtypes = (min(tries, key=tries.get)[0],) if tries else args.dtypes
-      for form in [(dtype, allocator) for dtype in dtypes]:
-        tries[form] = usual(measured(f"try_{'_'.join(form)}", form, **few))
+      for dtype in dtypes:
+        run = measured(f"try_{dtype}_{allocator}", (dtype, allocator), **few)
+        tries[dtype, allocator] = usual(run)
     form = min(tries, key=tries.get, default=(args.dtypes[0], "glibc"))
     about = {"side": self.name, "form": form, "tries": [*tries.items()]}
     return [
@@ -333,7 +334,7 @@ def train_trees(settings: dict) -> dict:
   on_mesh = lambda batch: jax.device_put(batch, sharding_lib.batch_sharding(mesh))
   order = packing.shuffled(rows, c.train.seed)
   batch_of = lambda i: packing.stack([order[i * batch_rows + j] for j in range(batch_rows)])
-  labels_read, losses, times = 0, [], []
+  labels_read, losses = 0, []
   with jax.set_mesh(mesh):
     params = initialization.public_params(c, contract, tokenizer, programs.abstract.params)
     state = jax.block_until_ready(programs.begin(params))
@@ -342,8 +343,7 @@ def train_trees(settings: dict) -> dict:
     start = time.perf_counter()
     train_step = programs.train_step.lower(state, on_mesh(batch_of(0))).compile()
     compiled = time.perf_counter() - start
-    cpu = time.process_time()
-    times.append(time.perf_counter())
+    cpu, times = time.process_time(), [time.perf_counter()]
     for i in range(updates):
       batch = batch_of(i)
       labels_read += int(batch.read_targets.sum())

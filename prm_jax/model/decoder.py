@@ -27,7 +27,7 @@ from prm_jax.model.embedding import COLUMNS, residual_stream
 from prm_jax.model.normalization import rms_norm
 from prm_jax.model.products import gradient_dtype, weight_product
 from prm_jax.model.rotary import rotate, tables
-from prm_jax.model.sharding import ROWS, Axis, constrain, divides
+from prm_jax.model.sharding import ROWS, Axis, constrain, fitting
 
 NO_WINDOW = np.iinfo(np.int32).max  # the window of a full-attention layer beside sliding ones
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}
@@ -272,12 +272,11 @@ def abstract_params(
 
   def describe(param: nnx.Variable) -> jax.ShapeDtypeStruct:
     shape, dtype, declared = param.get_value().shape, param.get_value().dtype, param.get_metadata()
-    fits = lambda axes: [divides(axis, size, mesh) for axis, size in zip(axes, shape[-len(axes) :])]
+    fit = lambda axes: fitting(axes, shape[-len(axes) :], mesh)
     axes, otherwise = declared["axes"], declared.get("otherwise")
-    if otherwise and not all(fits(axes)):
+    if otherwise and fit(axes) != axes:
       axes = otherwise
-    spec = [axis if fit else None for axis, fit in zip(axes, fits(axes))]
-    spec = [None] * (len(shape) - len(axes)) + spec
+    spec = (None,) * (len(shape) - len(axes)) + fit(axes)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
 
   model = nnx.eval_shape(lambda: StepScorer(c, vocab_size, num_classes, nnx.Rngs(0), heads))

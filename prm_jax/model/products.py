@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from prm_jax import config as config_lib
 from prm_jax.model import attention
-from prm_jax.model.sharding import Axis, constrain, divides
+from prm_jax.model.sharding import Axis, constrain, fitting
 
 
 def gradient_dtype(c: config_lib.Model) -> str:
@@ -83,7 +83,7 @@ def _gathered(weight: jax.Array, dtype: jnp.dtype, axes: tuple[Axis, ...]) -> ja
   as they are.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  axes = tuple(axis if divides(axis, n, mesh) else None for axis, n in zip(axes, weight.shape))
+  axes = fitting(axes, weight.shape, mesh)
   if mesh.shape.get("fsdp", 1) == 1 or "fsdp" not in axes or attention.platform() != "cpu":
     return weight
   bits = jax.lax.bitcast_convert_type(weight.astype(dtype), f"uint{8 * dtype.itemsize}")

@@ -104,6 +104,13 @@ def divides(axis: Axis, size: int, mesh: Mesh | AbstractMesh) -> bool:
   return size % math.prod(mesh.shape.get(name, 1) for name in names) == 0
 
 
+def fitting(
+  axes: Sequence[Axis], shape: Sequence[int], mesh: Mesh | AbstractMesh
+) -> tuple[Axis, ...]:
+  """Returns the mesh axes of the dimensions, with None for each that its axes do not divide."""
+  return tuple(axis if divides(axis, size, mesh) else None for axis, size in zip(axes, shape))
+
+
 def constrain(x: jax.Array, *axes: Axis) -> jax.Array:
   """Shards the dimensions of `x` over these axes of the current mesh, if there is a mesh."""
   if jax.sharding.get_abstract_mesh().empty:
