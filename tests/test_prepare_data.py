@@ -133,14 +133,15 @@ def test_only_an_earlier_output_is_replaced(tmp_path, source):
 
 def test_a_killed_run_leaves_no_dataset(tmp_path, source):
   """A run killed midway leaves no dataset, and the next one removes its temporary files."""
-  file = source / "data" / "phase2_train.jsonl"
-  file.write_text(file.read_text() * 2000)
+  file = source / "data" / "phase2_test.jsonl"
+  rows = file.read_text()
+  file.write_text(rows * 50_000)  # over a minute to write: time to be killed in
   output = tmp_path / "out"
   processes = jobs.start("prepare_data.py", f"--source={source}", f"--output={output}")
   jobs.wait_for(lambda: any(tmp_path.glob(".*/**/*.array_record*")), processes)
   jobs.kill(processes)
   assert not output.exists() and len(leftovers(tmp_path)) == 1
-  file.write_text(json.dumps(conftest.outcome_row()) + "\n")
+  file.write_text(rows)
   prepare.prepare_prm800k(output, source=source)
   assert leftovers(tmp_path) == []
 
