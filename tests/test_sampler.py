@@ -18,8 +18,8 @@ from scipy import stats
 
 from prm_jax import config as config_lib
 from prm_jax.generation import cache as cache_lib
+from prm_jax.generation import cached_decoder, sampling
 from prm_jax.generation import sampler as sampler_lib
-from prm_jax.generation import sampling
 from prm_jax.generation.engines import Limits, Prompt, PromptError
 from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.sampling import Sampling
@@ -114,7 +114,7 @@ def log_probs(kind: str, prompt: str, tokens) -> np.ndarray:
   ],
 )
 def test_log_probabilities_equal_those_of_an_uncached_forward_pass(kind, dtype, n, atol):
-  """Sampled tokens have the log-probabilities of one pass without a cache or merged factors.
+  """Sampled tokens have the log-probabilities of one pass without a cache.
 
   More samples than slots refill the slots and wrap the rings around; the window of `everything`
   is shorter than the context and the ring.  The pass is in float32.
@@ -122,6 +122,30 @@ def test_log_probabilities_equal_those_of_an_uncached_forward_pass(kind, dtype, 
   for (i, _), found in completions(sampler(kind, dtype=dtype), n).items():
     expected = log_probs(kind, f"{PROBLEMS[i]}\n", found.tokens)
     np.testing.assert_allclose(found.log_probs, expected, rtol=0, atol=atol)
+
+
+def test_bfloat16_keeps_small_low_rank_updates():
+  """A low-rank update of a thousandth of the weights changes a bfloat16 projection by its value.
+
+  The weights lie on the grid of bfloat16, as public ones do: sums in bfloat16 would be the weights.
+  """
+  config = dataclasses.replace(PLAIN, lora_rank=2, lora_targets=("gate",), dtype="bfloat16")
+  made = step_lib.init_params(jax.random.key(0), config=config, vocab_size=9, num_classes=3)
+  blocks, keys = made["blocks"], jax.random.split(jax.random.key(1), 3)
+  blocks["gate"] = blocks["gate"].astype("bfloat16").astype("float32")
+  high = jax.random.normal(keys[0], blocks["gate_lora_out"].shape)
+  update = config.lora_alpha / 2 * blocks["gate_lora_in"] @ high
+  scale = 1e-3 * jnp.std(blocks["gate"]) / jnp.std(update)
+  x = jax.random.normal(keys[1], (1, 8, config.width))
+
+  def project(high):
+    params = made | {"blocks": blocks | {"gate_lora_out": high}}
+    (layer,) = cached_decoder.prepare(params, config)["layers"]
+    return nnx.merge(cached_decoder._layer(config), layer).project(x, "gate")
+
+  expected = scale * x @ update[0]
+  change = project(scale * high) - project(0 * high)
+  assert jnp.abs(change - expected).max() < 0.03 * jnp.abs(expected).max()
 
 
 def test_prompts_that_share_a_context_give_the_same_tokens():

@@ -9,7 +9,6 @@ import types
 import warnings
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -25,7 +24,7 @@ from prm_jax.runtime.json_lines import BadLine
 from prm_jax.scoring import batching, candidates
 from prm_jax.scoring.rater import MAX_TOKENS, SolutionError
 from prm_jax.scoring.scorer import Scorer
-from prm_jax.training import checkpoint, loop, step
+from prm_jax.training import checkpoint, loop, step, trainable
 from prm_jax.types import CLASSES, StepContract
 
 
@@ -108,12 +107,9 @@ def test_a_run_trained_with_the_kernel_is_scored_without_a_tpu(scorer, samples):
   np.testing.assert_array_equal(other.probabilities(solution)[0], scorer.probabilities(solution)[0])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_low_rank_factors_are_merged_before_scoring(prm_run, scorer, samples, monkeypatch, dtype):
-  """A LoRA run is scored with weights in place of factors, unless bfloat16 would round them off."""
-  low = dataclasses.replace(
-    scorer.config, lora_rank=2, lora_targets=("query", "down"), param_dtype=dtype
-  )
+def test_a_run_with_low_rank_factors_is_scored_with_both(prm_run, scorer, samples, monkeypatch):
+  """A LoRA run is scored with its weights and factors, and has the scores of their sum."""
+  low = dataclasses.replace(scorer.config, lora_rank=2, lora_targets=("query", "down"))
   mesh = sharding.make_mesh(config_lib.Mesh())
   number, about, trained = checkpoint.restore_params(prm_run, mesh)
   new = step.init_params(jax.random.key(0), config=low, vocab_size=scorer.vocab_size, num_classes=3)
@@ -126,25 +122,14 @@ def test_low_rank_factors_are_merged_before_scoring(prm_run, scorer, samples, mo
   params = trained | {"blocks": trained["blocks"] | factors}
   lora = dataclasses.replace(about.config.optim, trained="lora")
   config = dataclasses.replace(about.config, model=low, optim=lora)
-  apart = dataclasses.replace(scorer, params=params, config=low)
-  solutions = [(s["problem"], s["steps"]) for s in samples[:4]]
-  expected = np.concatenate(apart.probabilities(solutions))
-  assert np.abs(expected - np.concatenate(scorer.probabilities(solutions))).max() > 1e-3
-
-  given = jax.tree.map(jnp.copy, params)
-  stored = number, dataclasses.replace(about, config=config), given
+  stored = number, dataclasses.replace(about, config=config), params
   monkeypatch.setattr(checkpoint, "restore_params", lambda *_: stored)
-  loaded = Scorer.load(prm_run)
-  has_factors = any("_lora_" in name for name in loaded.params["blocks"])
-  assert has_factors == bool(loaded.config.lora_rank) == (dtype == "bfloat16")
-  np.testing.assert_allclose(
-    np.concatenate(loaded.probabilities(solutions)), expected, rtol=1e-4, atol=1e-6
+  rate = lambda scorer: np.concatenate(
+    scorer.probabilities([(s["problem"], s["steps"]) for s in samples[:4]])
   )
-  # The merge replaces the weights in place, and an unfinished search resumes on other devices.
-  assert given["blocks"]["query"].is_deleted() != has_factors
-  for name, x in trained["blocks"].items():
-    assert loaded.params["blocks"][name].sharding == x.sharding
-  assert loaded.identity()["weights"] == checkpoint.digest(params)
+  merged = rate(dataclasses.replace(scorer, params=trainable.merge_lora(params, low)))
+  assert np.abs(merged - rate(scorer)).max() > 1e-3
+  np.testing.assert_allclose(rate(Scorer.load(prm_run)), merged, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from prm_jax.model.block_mask import MASK_VALUE, TreeMask
 from prm_jax.model.embedding import residual_stream
 from prm_jax.model.normalization import rms_norm
 from prm_jax.model.rotary import tables
-from prm_jax.training import trainable
 
 Weights = dict[str, Any]
 
@@ -75,19 +74,23 @@ class Layer(decoder.Block):
   """A layer whose matrices are `[outputs, inputs]`."""
 
   def project(self, x: jax.Array, name: str) -> jax.Array:
-    """Projects as `Block.project`, without low-rank factors: `prepare` has merged them."""
-    B, T, *_ = x.shape
-    # Products are float32 and then rounded: XLA's CPU backend is slow at products that
-    # return bfloat16.
-    y = jnp.einsum(
-      "SI,OI->SO",
-      x.reshape(B * T, -1).astype(self.config.dtype),
-      getattr(self, name)[...],
-      preferred_element_type=jnp.float32,
-    )
+    """Projects as `Block.project`."""
+    c, (B, T, *_) = self.config, x.shape
+
+    def product(x, name):
+      # Products are float32 and then rounded: XLA's CPU backend is slow at products that return
+      # bfloat16.
+      x, matrix = x.astype(c.dtype), getattr(self, name)[...]
+      return jnp.einsum("SI,OI->SO", x, matrix, preferred_element_type=jnp.float32)
+
+    x = x.reshape(B * T, -1)
+    y = product(x, name)
+    if c.lora_rank and name in c.lora_targets:
+      high = product(product(x, f"{name}_lora_in"), f"{name}_lora_out")
+      y += c.lora_alpha / c.lora_rank * high
     if name not in ("gate", "up"):  # the activation is faster, and exact, in float32
-      y = y.astype(self.config.dtype)
-    heads = {"query": self.config.heads, "key": self.config.kv_heads, "value": self.config.kv_heads}
+      y = y.astype(c.dtype)
+    heads = {"query": c.heads, "key": c.kv_heads, "value": c.kv_heads}
     y = y.reshape(B, T, *((heads[name], -1) if name in heads else (-1,)))
     bias = getattr(self, f"{name}_bias", None)
     return y if bias is None else y + bias[...].astype(y.dtype)
@@ -95,7 +98,9 @@ class Layer(decoder.Block):
 
 @functools.partial(jax.jit, static_argnames=("c", "vocabulary"))
 def prepare(params: Any, c: config_lib.Model, vocabulary: int | None = None) -> Weights:
-  """Returns the decoder's weights in `c.dtype`, with low-rank factors merged.
+  """Returns the decoder's weights in `c.dtype`.
+
+  Low-rank factors stay apart, as in training: bfloat16 sums would lose most of a small update.
 
   Args:
     params: of a `StepScorer`.
@@ -103,12 +108,12 @@ def prepare(params: Any, c: config_lib.Model, vocabulary: int | None = None) -> 
   """
   layers = []
   for i in range(c.layers):
-    layer = {name: x[i : i + 1] for name, x in params["blocks"].items()}
-    merged = trainable.merge_lora({"blocks": layer}, c, "float32")["blocks"]
-    layer = {name: x[0] for name, x in merged.items()}
-    for name in config_lib.PROJECTIONS:
-      size = math.prod(layer[name].shape[: decoder.input_axes(name)])
-      layer[name] = layer[name].reshape(size, -1).T.astype(c.dtype)
+    layer = {name: x[i] for name, x in params["blocks"].items()}
+    for name, x in layer.items():
+      projection, _, side = name.partition("_lora_")
+      if projection in config_lib.PROJECTIONS:
+        inputs = 1 if side == "out" else decoder.input_axes(projection)
+        layer[name] = x.reshape(math.prod(x.shape[:inputs]), -1).T.astype(c.dtype)
     layers.append(layer)
   out = {name: x for name, x in params.items() if name not in ("blocks", "language_model")}
   out["embedding"] = out["embedding"][:vocabulary].astype(c.dtype)
@@ -231,7 +236,7 @@ def hidden(
     attend: a `decoder.Attention` that takes the layer's number as an additional first argument.
   """
   x = residual_stream(weights["embedding"], tokens, c)
-  layer = _layer(dataclasses.replace(c, lora_rank=0))  # `prepare` has merged it
+  layer = _layer(c)
   rotations, keys, values = tables(positions, c), [], []
   for i, (params, sliding) in enumerate(zip(weights["layers"], decoder.sliding_layers(c))):
 

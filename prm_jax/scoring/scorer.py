@@ -27,7 +27,6 @@ from prm_jax.scoring.rater import Rater
 from prm_jax.scoring.readouts import PUBLISHED, Head, Readout
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import step as step_lib
-from prm_jax.training import trainable
 from prm_jax.types import TWO_CLASSES, Batch, StepContract
 
 
@@ -46,7 +45,6 @@ class Scorer(Rater):
   row_length: int = config_lib.Data().row_length
   step: int | None = None
   directory: pathlib.Path | None = None  # of a published or exported model
-  digest: str = ""  # of the parameters before a merge, whose rounding depends on the devices
   merge: bool = True
   journal: BatchJournal | None = dataclasses.field(default=None, repr=False)
 
@@ -75,21 +73,16 @@ class Scorer(Rater):
       )
     mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
     number, about, params = checkpoint_lib.restore_params(workdir, mesh, step)
-    config, digest = about.config.model, ""
-    if config.lora_rank and config.param_dtype == "float32":  # bfloat16 would round the updates off
-      digest = checkpoint_lib.digest(params)
-      config, params = dataclasses.replace(config, lora_rank=0), _merged(params, config)
     return cls(
       about.contract,
       tokenizer,
       readouts.trained(tokenizer, about.contract),
-      config,
+      about.config.model,
       about.vocab_size,
       params,
       mesh,
       row_length=about.config.data.row_length,
       step=number,
-      digest=digest,
     )
 
   @classmethod
@@ -181,7 +174,7 @@ class Scorer(Rater):
       facts = self.facts()
       del facts["model"]  # the folder may be moved, or given by another name
     else:
-      weights = self.digest or checkpoint_lib.digest(self.params)
+      weights = checkpoint_lib.digest(self.params)
       facts = dataclasses.asdict(self.contract) | {"weights": weights}
     return facts | {"config": dataclasses.asdict(self.config)}
 
@@ -200,26 +193,6 @@ class Scorer(Rater):
   def program(self):
     """The compiled program: params, head and batch to class log-probabilities `[B, R, K, C]`."""
     return _program(self.graph, self.mesh)
-
-
-def _merged(params: Any, config: config_lib.Model) -> Any:
-  """Returns `trainable.merge_lora` of the parameters, made in the memory of the weights."""
-  blocks = params["blocks"]
-  factors = {name: x for name, x in blocks.items() if "_lora_" in name}
-  weights = {name: blocks[name] for name in config.lora_targets}
-
-  @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding_lib.shardings(weights))
-  def merge(weights, factors):
-    def add(i, weights):
-      layer = {k: jax.lax.dynamic_slice_in_dim(x, i, 1) for k, x in (weights | factors).items()}
-      layer = trainable.merge_lora({"blocks": layer}, config)["blocks"]
-      put = jax.lax.dynamic_update_slice_in_dim
-      return {k: put(x, layer[k], i, 0) for k, x in weights.items()}
-
-    return jax.lax.fori_loop(0, config.layers, add, weights)
-
-  kept = {name: x for name, x in blocks.items() if name not in factors}
-  return params | {"blocks": kept | merge(weights, factors)}
 
 
 def file_hashes(directory: pathlib.Path) -> dict[str, str]:

@@ -56,12 +56,10 @@ def merge(params: Params, trained: Params) -> Params:
   }
 
 
-def merge_lora(params: Params, c: config_lib.Model, dtype: str | None = None) -> Params:
+def merge_lora(params: Params, c: config_lib.Model) -> Params:
   """Adds the products of the low-rank factors to the weights; returns parameters without factors.
 
-  Args:
-    dtype: of the sums; None: that of the weights.  Sums are rounded once: bfloat16 loses most of an
-      update that is a thousandth of its weight.
+  The sums are float32: bfloat16 loses most of an update that is a thousandth of its weight.
   """
   if not c.lora_rank:
     return params
@@ -69,6 +67,5 @@ def merge_lora(params: Params, c: config_lib.Model, dtype: str | None = None) ->
   for name in c.lora_targets:
     low, high = (params["blocks"][f"{name}_lora_{side}"] for side in ("in", "out"))
     update = jax.vmap(lambda low, high: jnp.tensordot(low, high, 1, precision="highest"))(low, high)
-    weight = blocks[name] + c.lora_alpha / c.lora_rank * update
-    blocks[name] = weight.astype(dtype or blocks[name].dtype)
+    blocks[name] = blocks[name].astype(jnp.float32) + c.lora_alpha / c.lora_rank * update
   return params | {"blocks": blocks}
