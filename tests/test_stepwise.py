@@ -14,7 +14,7 @@ from prm_jax.datasets import arithmetic, labelled, prepare
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.datasets.stepwise import records
 from prm_jax.input_pipeline import step_dataset, token_tree
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import json_lines, progress
 from prm_jax.scoring import candidates
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import loop
@@ -184,6 +184,14 @@ def test_a_bad_line_is_named(tmp_path, row, message):
   with pytest.raises(json_lines.BadLine, match=message):
     prepared(tmp_path, native([True]), row)
   assert not (tmp_path / "out").exists()
+
+
+def test_writing_shows_how_long_it_takes(tmp_path, monkeypatch, capsys):
+  """While a dataset of any kind is written, a line says so every `progress.SECONDS`."""
+  monkeypatch.setattr(progress, "SECONDS", 0.001)
+  prepared(tmp_path, native([True, False]))
+  first, *others = [x for x in capsys.readouterr().err.splitlines() if x.startswith("writing")]
+  assert first == "writing stepwise" and "writing stepwise: 00:00" in others
 
 
 def test_problems_are_held_out_whole(tmp_path):

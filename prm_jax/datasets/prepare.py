@@ -28,7 +28,7 @@ from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.datasets.stepwise import Stepwise
 from prm_jax.runtime import exits, json_lines, storage
-from prm_jax.runtime.progress import Progress
+from prm_jax.runtime.progress import Progress, waiting
 
 PAPER = recipes.RECIPES["paper"]
 
@@ -267,11 +267,12 @@ def _build(
   Args:
     download_dir: TFDS makes folders in it even if nothing is downloaded; None: a temporary one.
   """
-  print(f"writing {builder.name}", file=sys.stderr, flush=True)
   tfds.disable_progress_bar()
-  bar = Progress(desc="writing", unit="shards", leave=False, disable=bool(beam.runner))
-  with contextlib.redirect_stdout(io.StringIO()), exits.scratch_directory() as scratch, bar:
-    builder.bar = None if beam.runner else bar
+  with (
+    waiting(f"writing {builder.name}"),
+    contextlib.redirect_stdout(io.StringIO()),
+    exits.scratch_directory() as scratch,
+  ):
     builder.download_and_prepare(
       download_dir=download_dir or scratch, download_config=beam.download_config()
     )

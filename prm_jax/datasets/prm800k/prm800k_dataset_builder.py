@@ -16,7 +16,6 @@ from tensorflow_datasets.proto import tf_example_pb2
 from prm_jax.datasets import download, stored
 from prm_jax.datasets.prm800k.records import Record, numbered, parse, read_records
 from prm_jax.runtime import json_lines
-from prm_jax.runtime.progress import Progress
 
 
 class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
@@ -30,7 +29,6 @@ class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
   def __init__(self, *, rows: Mapping[str, Iterable[dict[str, Any]]] | None = None, **kwargs):
     """Takes the arguments of TFDS's builders, and `rows`: the generated JSON objects by split."""
     self._rows = rows or {}
-    self.bar: Progress | None = None  # counts shards, but not those of Beam's workers
     super().__init__(file_format="array_record", **kwargs)
 
   def _info(self) -> tfds.core.DatasetInfo:
@@ -44,23 +42,16 @@ class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
     }
 
   def _example_writer(self) -> writer.ExampleWriter:
-    return _DeterministicWriter(self.info.file_format, self.bar)
+    return _DeterministicWriter(self.info.file_format)
 
 
 class _DeterministicWriter(writer.ExampleWriter):
   """Writes the same bytes in every process, by sorting an example's features."""
 
-  def __init__(self, file_format, bar: Progress | None):
-    super().__init__(file_format)
-    self._bar = bar
-
   def write(self, path, examples):
     decode = tf_example_pb2.Example.FromString
     ordered = ((key, decode(data).SerializeToString(deterministic=True)) for key, data in examples)
-    written = super().write(path, ordered)
-    if self._bar is not None:
-      self._bar.update()
-    return written
+    return super().write(path, ordered)
 
 
 def _examples(records: Iterable[Record]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -144,7 +135,7 @@ class Builder(RecordsBuilder):
 
   def _shard_iterators_per_split(self, dl_manager):
     # On Beam, TFDS writes a split again with each later split, so the small split comes first.
-    shards = {
+    return {
       split: [
         functools.partial(_part, self.paths[name], self._skip, part)
         for name in names
@@ -152,9 +143,6 @@ class Builder(RecordsBuilder):
       ]
       for split, names in reversed(self.files().items())
     }
-    if self.bar is not None:
-      self.bar.total = sum(map(len, shards.values()))
-    return shards
 
 
 def cut(path: pathlib.Path, size: int) -> Iterator[dict[str, int]]:
