@@ -643,6 +643,14 @@ def test_prepared_benchmarks_equal_published_files(tmp_path, scored_lines):
   write_lines(tmp_path / "bad" / "math.jsonl", [{"id": "math-0", "problem": "p", "label": -1}])
   with pytest.raises(BadLine, match=r'bad/math\.jsonl:1: no "steps"'):
     prepare.prepare_benchmark(tmp_path / "c", "process_bench", source=tmp_path / "bad")
+  for name, names in (
+    ("math_splits", r"train\.jsonl, test\.jsonl$"),
+    ("process_bench", r"omnimath\.json, also as \.jsonl$"),
+    ("prm_bench", r"expected some of \*\.jsonl$"),
+  ):
+    (tmp_path / name).mkdir()
+    with pytest.raises(FileNotFoundError, match=names):
+      prepare.prepare_benchmark(tmp_path / "c", name, source=tmp_path / name)
   folder = tmp_path / "lines"
   folder.mkdir()
   row = prm_bench_line("redundency", [2], original_process=["x", "y"], modified_process=["x", ""])

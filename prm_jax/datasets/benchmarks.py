@@ -50,19 +50,10 @@ class Benchmark:
     """Returns the files in a folder; raises FileNotFoundError if none, or as `download.folder`."""
     folder = download.folder(source)
     if not (paths := [*self.find(folder)]):
-      names = "*.jsonl" if len(self.files) > 9 else f"{', '.join(self.files)}, also as .jsonl"
-      old = "; it has an earlier version's dataset: prepare it again"
-      hint = old if any(folder.rglob("dataset_info.json")) else ""
-      raise FileNotFoundError(f"{source}: no file of {self.name}: expected some of {names}{hint}")
+      also = ", also as .jsonl" if self.files[0].endswith(".json") else ""
+      names = "*.jsonl" if len(self.files) > 9 else ", ".join(self.files) + also
+      raise FileNotFoundError(f"{source}: no file of {self.name}: expected some of {names}")
     return paths
-
-  def paths(
-    self, source: str | pathlib.Path | None, download_dir: str | pathlib.Path
-  ) -> dict[str, pathlib.Path]:
-    """Returns the files by name: those in the folder `source`, or downloaded ones if it is None."""
-    if source is None:
-      return self.fetch(self.files, download_dir)
-    return {path.name: path for path in self.local(source)}
 
   def fetch(
     self, files: Sequence[str], download_dir: str | pathlib.Path

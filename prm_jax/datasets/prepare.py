@@ -167,7 +167,10 @@ def prepare_benchmark(
   """Checks and copies one of `BENCHMARKS`; a local `source` may hold only some of its files."""
   benchmark, sizes = BENCHMARKS[name], Counter()
   with new_dataset(output, overwrite, source, download_dir) as (temporary, manifest):
-    paths = benchmark.paths(source, download_dir)
+    if source is None:
+      paths = benchmark.fetch(benchmark.files, download_dir)
+    else:
+      paths = {path.name: path for path in benchmark.local(source)}
     for path in Progress(paths.values(), desc="checking", unit="files", leave=False):
       split = benchmark.split or path.name.partition(".")[0]
       sizes[split] += sum(1 for _ in json_lines.structs(path, benchmark.line))
