@@ -50,8 +50,7 @@ def main() -> None:
   args = command_line.parse(Args, __doc__)
   if args.training is not None and not args.source:
     raise ValueError("--training limits the problems of PRM800K's records: give their --source=DIR")
-  path = args.source and math_splits.find_test(args.source)
-  path = path or math_splits.test_file(args.source, args.download_dir)
+  path = math_splits.test_file(args.source, args.download_dir)
   test = [problem for _, problem in json_lines.structs(path, math_splits.Problem)]
   others = solved(args.source, {problem_key(each.problem) for each in test}) if args.source else []
   chosen = [each for each in test if not args.levels or each.level in args.levels]

@@ -47,9 +47,9 @@ def find_test(source: str | pathlib.Path) -> pathlib.Path | None:
 
 
 def test_file(source: str | pathlib.Path | None, download_dir: str | pathlib.Path) -> pathlib.Path:
-  """Returns the file of test problems in `source`, or downloads it if `source` is None."""
+  """Returns the file of test problems in or beside `source`, or downloads it if that is None."""
   if source is None:
     return BENCHMARK.fetch([TEST], download_dir)[TEST]
-  if path := download.find(download.folder(source), TEST_FILE):
+  if path := find_test(source) or download.find(download.folder(source), TEST_FILE):
     return path
   raise FileNotFoundError(f"{source} lacks {TEST_FILE}; leave the source out to download it")

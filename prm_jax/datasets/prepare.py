@@ -89,7 +89,12 @@ def prepare_prm800k(
       source=source, config=config, data_dir=temporary, on_bad_record=on_bad_record
     )
     manifest |= _build(builder, None if source else download_dir, beam)
-    test_file = _test_file(source, download_dir)
+    if source:
+      test_file = math_splits.find_test(source)
+    else:
+      test_file = math_splits.test_file(None, download_dir)
+    if test_file is None:
+      print(f"warning: no {math_splits.TEST_FILE} in or beside {source}", file=sys.stderr)
     problems = json_lines.structs(test_file, math_splits.Problem) if test_file else ()
     bad = builder.skipped
     manifest["source"] = download.describe(builder, builder.paths)
@@ -282,15 +287,3 @@ def _build(
   if empty := [split for split, info in builder.info.splits.items() if not info.num_examples]:
     raise ValueError(f"{builder.name}: no example in the split {', '.join(empty)}")
   return {"dataset": builder.name, "data": builder.info.full_name}
-
-
-def _test_file(
-  source: str | pathlib.Path | None, download_dir: str | pathlib.Path
-) -> pathlib.Path | None:
-  """Finds upstream's list of test problems in or beside a local source, or downloads it."""
-  if source is None:
-    return math_splits.test_file(None, download_dir)
-  if path := math_splits.find_test(source):
-    return path
-  print(f"warning: no {math_splits.TEST_FILE} in or beside {source}", file=sys.stderr)
-  return None
