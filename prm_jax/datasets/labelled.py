@@ -26,7 +26,6 @@ class Manifest(msgspec.Struct):
 
   dataset: Literal["prm800k", "arithmetic", "stepwise"]
   test_problems: list[str]  # problems that training leaves out; `problem_key` compares them
-  data: str = ""  # name and version of the TFDS dataset
   recipe: recipes.Recipe | None = None  # for records in PRM800K's format
   labels: str = ""  # for stepwise: the kind of its labels
   classes: tuple[str, ...] = CLASSES["process"]  # classes of a head trained on the steps
@@ -34,8 +33,6 @@ class Manifest(msgspec.Struct):
   def __post_init__(self):
     if (self.recipe is None) != (self.dataset == "stepwise"):
       raise ValueError(f"dataset {self.dataset} with recipe {self.recipe}")
-    if self.data == "stepwise/1.0.0":
-      raise ValueError("prepared by an earlier version, which listed too few test problems")
 
   @property
   def meaning(self) -> dict[str, Any]:

@@ -120,8 +120,6 @@ def restore_params(
 
 def check_same_run(now: Metadata, then: Metadata, workdir: storage.Path) -> None:
   """Raises ValueError if a run would be resumed with other settings or on other rows."""
-  if not then.evaluation_hash:  # saved before checkpoints had it
-    now = dataclasses.replace(now, evaluation_hash="")
   old, new = (metadata.facts(leave_out=config_lib.CHANGEABLE) for metadata in (then, now))
   changed = [f"{key}: {old[key]!r} then, {new[key]!r} now" for key in new if old[key] != new[key]]
   if changed:
