@@ -89,6 +89,7 @@ BAD_VALUES = [  # one of each kind: path in the record, value, part of the messa
   (STEP, EMPTY, "steps[0] is empty"),
   ((*STEP, "chosen_completion"), 1, "chosen_completion is 1, of 1 completions"),
   (("label", "finish_reason"), "done", "label.finish_reason\" is 'done'"),
+  (("label", "finish_reason"), "done - at `$.x`", "label.finish_reason\" is 'done - at `$.x`'"),
 ]
 
 

@@ -170,6 +170,7 @@ def test_an_ambiguous_zero_is_an_error(tmp_path):
     (native([float("nan")]), r":2: label 0 is nan"),
     (native(["8 of 3"]), r":2: label 0 is '8 of 3'"),
     (native([[1, 0]]), r":2: label 0 is \[1, 0\]"),
+    (native(["+ - at `$.x`"]), r":2: label 0 is '\+ - at \$\.x': expected one kind of labels"),
     (native([-1]), r":2: label 0 is -1: .*labels are binary so far"),
     (native([True, True]) | {"steps": ["a"]}, ":2: .*2 labels of 1 steps"),
     ({"problem": "p", "answer": "x"}, ":2: no labelled solution: expected"),

@@ -268,10 +268,12 @@ def convert(
   try:
     return msgspec.convert(record, kind, dec_hook=dec_hook)
   except msgspec.ValidationError as error:  # such as "Expected `str`, got `int` - at `$.a[0]`"
-    message, _, path = str(error).partition(" - at `$")
+    # The path is at the end: a value that is quoted before it may hold anything.
+    parts = re.fullmatch(r"(.*?)(?: - at `\$([^`]*)`)?", str(error), re.DOTALL)
+  message, path = parts.groups("")
   message = message.replace(r" matching regex '\\S'", " that is not blank").replace("`", "")
   message = re.sub("Object missing required field (.*)", r'no "\1"', message)
-  value, path = record, path.rstrip("`").partition("[...]")[0]  # [...] stands for a dict's key
+  value, path = record, path.partition("[...]")[0]  # [...] stands for a dict's key
   for key, index in re.findall(r"\.([^.\[]+)|\[(\d+)\]", path):
     value = value[int(index)] if index else value[key]
   field = f'"{path.lstrip(".")}"' if path else "the record"

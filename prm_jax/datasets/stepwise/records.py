@@ -65,6 +65,9 @@ class Labelled(msgspec.Struct):
   def __post_init__(self):
     if len(self.labels) != len(self.steps):
       raise ValueError(f"{len(self.labels)} labels of {len(self.steps)} steps")
+    for i, value in enumerate(self.labels):
+      if not kinds(value):
+        raise ValueError(f"label {i} is {json_lines.show(value)}: {EXPECTED}")
 
 
 def parse(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
@@ -75,15 +78,6 @@ def parse(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
   Raises:
     BadLine: the line has none of the forms, or a wrong value.
   """
-  solution, zero_is_wrong = _solution(record, where)
-  for i, value in enumerate(solution.labels):
-    if not kinds(value):
-      raise json_lines.BadLine(f"{where}: label {i} is {json_lines.show(value)}: {EXPECTED}")
-  return solution, zero_is_wrong
-
-
-def _solution(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
-  """As `parse`, without checking the labels."""
   if "completions" in record:
     names = {"prompt": "problem", "completions": "steps"}
     record = record | {name: record[key] for key, name in names.items() if key in record}
