@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from prm_jax import config as config_lib
-from prm_jax.model import decoder, embedding, products
+from prm_jax.model import decoder, embedding
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import command_line
 from prm_jax.tpu import compilation, hlo
@@ -187,17 +187,24 @@ def test_xla_reports_rematerialised_arrays(capfd):
   assert compilation.REMATERIALISED in capfd.readouterr().err
 
 
+def hidden_total(c):
+  """Returns a sum over a model's hidden states, a function of the two others: parameters, batch."""
+  graphdef, params = nnx.split(decoder.StepScorer(c, 1016, 3, nnx.Rngs(0)))
+
+  def total(params, batch):
+    hidden = nnx.merge(graphdef, params).hidden(batch.tokens, batch.positions, batch.subtree_end)
+    return jnp.sin(hidden.astype(jnp.float32)).sum()
+
+  return total, nnx.to_pure_dict(params), tiny.batch(4, 64)
+
+
 @pytest.mark.parametrize(("choice", "dtype"), [("float32", "f32"), ("activations", "bf16")])
 def test_gradients_are_reduced_in_the_chosen_dtype(choice, dtype):
   """Backward products return `gradient_dtype`, in which XLA reduces gradients on a TPU."""
   c = dataclasses.replace(MODEL, dtype="bfloat16", gradient_dtype=choice)
-  x, weight = jnp.ones((8, 4), jnp.bfloat16), jnp.ones((4, 6))
-
-  def total(weight):
-    y = products.weight_product(x, weight, products.gradient_dtype(c))
-    return y.astype(jnp.float32).sum()
-
-  assert f"{dtype}[4,6] = dot_general" in str(jax.make_jaxpr(jax.grad(total))(weight))
+  total, *inputs = hidden_total(c)
+  feed_forward = f"{dtype}[{c.width},{c.mlp_width}] = dot_general"
+  assert feed_forward in str(jax.make_jaxpr(jax.grad(total))(*inputs))
 
 
 @pytest.mark.parametrize(
@@ -212,13 +219,7 @@ def test_unrolled_layers_gather_each_weight_once_on_a_cpu(dtype, bits, close):
     MODEL, kv_heads=1, remat="none", saved=(), unroll_layers=True, dtype=dtype
   )
   mesh = sharding_lib.make_mesh(config_lib.Mesh(2, 2, 2))
-  graphdef, params = nnx.split(decoder.StepScorer(c, 1016, 3, nnx.Rngs(0)))
-  params, batch = nnx.to_pure_dict(params), tiny.batch(4, 64)
-
-  def total(params, batch):
-    hidden = nnx.merge(graphdef, params).hidden(batch.tokens, batch.positions, batch.subtree_end)
-    return jnp.sin(hidden.astype(jnp.float32)).sum()
-
+  total, params, batch = hidden_total(c)
   expected = jax.grad(total)(params, batch)
   abstract = decoder.abstract_params(c, 1016, 3, mesh)
   with jax.set_mesh(mesh):

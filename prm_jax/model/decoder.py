@@ -25,7 +25,7 @@ from prm_jax.model import attention as attention_lib
 from prm_jax.model.block_mask import TreeMask
 from prm_jax.model.embedding import COLUMNS, residual_stream
 from prm_jax.model.normalization import rms_norm
-from prm_jax.model.products import gradient_dtype, weight_product
+from prm_jax.model.products import weight_product
 from prm_jax.model.rotary import rotate, tables
 from prm_jax.model.sharding import ROWS, Axis, constrain, fitting
 
@@ -215,12 +215,13 @@ class Block(nnx.Module):
     third faster than a batch of them.
     """
     c, (B, T, *_) = self.config, x.shape
+    gradient_dtype = c.dtype if c.gradient_dtype == "activations" else "float32"
 
     def product(x, name):
       param = getattr(self, name)
       # A scan over the layers would store all gathered weights, stacked.
       axes = param.get_metadata()["axes"] if c.unroll_layers else ()
-      return weight_product(x, param[...], gradient_dtype(c), axes)
+      return weight_product(x, param[...], gradient_dtype, axes)
 
     x = x.reshape(B * T, *x.shape[2:])
     y = product(x, name)

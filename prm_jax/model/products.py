@@ -5,14 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from prm_jax import config as config_lib
 from prm_jax.model import attention
 from prm_jax.model.sharding import Axis, constrain, fitting
-
-
-def gradient_dtype(c: config_lib.Model) -> str:
-  """Returns the dtype in which the gradients of matrices are reduced across devices."""
-  return c.dtype if c.gradient_dtype == "activations" else "float32"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
