@@ -245,8 +245,9 @@ def test_the_embedding_of_a_frequent_token_gets_its_whole_gradient(choice):
 def test_replicas_across_slices_are_refused():
   """A data axis that is no multiple of the slices is refused: a replica must not span slices."""
   device = lambda i: type("Device", (), {"platform": "tpu", "slice_index": i % 2})()
-  with pytest.raises(ValueError, match=r"mesh.data=1: expected a multiple of the 2 slices"):
-    sharding_lib.make_mesh(config_lib.Mesh(), [device(i) for i in range(8)])
+  for c in (config_lib.Mesh(), config_lib.Mesh(data=-1, fsdp=8)):
+    with pytest.raises(ValueError, match=r"mesh.data=1: expected a multiple of the 2 slices"):
+      sharding_lib.make_mesh(c, [device(i) for i in range(8)])
 
 
 if __name__ == "__main__":

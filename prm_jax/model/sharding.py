@@ -34,7 +34,7 @@ def make_mesh(c: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -
   on_tpu = devices[0].platform == "tpu"
   slices = len({getattr(device, "slice_index", 0) for device in devices}) if on_tpu else 1
   if sizes[0] % slices:
-    raise ValueError(f"mesh.data={c.data}: expected a multiple of the {slices} slices")
+    raise ValueError(f"mesh.data={sizes[0]}: expected a multiple of the {slices} slices")
   # The physical axes of a slice may have to be split: 256 x 4 on one of 8 x 8 x 16.
   split = {"allow_split_physical_axes": True}
   if slices == 1:

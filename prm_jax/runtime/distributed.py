@@ -2,7 +2,8 @@
 
 Every host runs the same program with the same settings.  Each host makes the same plan of all rows,
 and builds only the rows of a batch that its own devices hold (`sharding.global_batch`).  The first
-host writes all files that are not sharded.
+host writes all files that are not sharded, except that each host has its own journal
+(`runtime/journal.py`).
 """
 
 import contextlib
