@@ -80,8 +80,8 @@ def main() -> None:
     raise ValueError("--price_per_chip_hour goes with --step=train: it prices a run")
   goes_with = {"compiles": "sweep", "decode_context": "decode_batch", "decode_ring": "decode_batch"}
   for flag, other in goes_with.items():
-    if getattr(args, flag) != getattr(Args, flag) and not getattr(args, other):
-      raise ValueError(f"--{flag} has no effect without --{other}")
+    if not getattr(args, other):
+      command_line.refuse(args, [flag], f"has no effect without --{other}")
   job.chip()
   if util.find_spec("libtpu") is None:
     raise ValueError("the TPU compiler is not installed: pip install libtpu")
@@ -183,7 +183,10 @@ def lines(report: dict) -> list[str]:
     f"{guess['seconds_per_step_high']:.3f} if none"
   )
   share = guess["mfu_by_cycles_alone"]
-  out.append(f"by the compiler's cycles, without attention and collectives: {share:.1%}")
+  out.append(
+    f"by the compiler's cycles alone: {share:.1%} (attention's operations counted, its time and "
+    "that of collectives not)"
+  )
   out += [f"  assumed: {each}" for each in guess["assumptions"]]
   out.append(f"  left out: {', '.join(guess['left_out'])}")
   if run := report.get("run"):

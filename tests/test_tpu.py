@@ -197,6 +197,7 @@ def test_a_step_compiles_for_a_slice_without_one(tokenizer, tmp_path):
     r"5000 steps of 8 rows = 40,000 rows .*: [\d.]+ minutes \([\d.]+ to .* chip-hours .* dollars",
     done.stdout,
   )
+  assert "% (attention's operations counted, its time and that of collectives not)" in done.stdout
 
 
 @needs_libtpu

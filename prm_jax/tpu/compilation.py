@@ -171,18 +171,17 @@ def memory_of(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, dict[st
 
   Returns:
     The program, and in GiB of a chip: "arguments"; "temporaries", all other allocations, including
-    results that do not reuse an argument's buffer; "needed", both together; and "temp_size", JAX's
-    figure for temporaries, which may be far more than is allocated.
+    results that do not reuse an argument's buffer; and "needed", both together.  (JAX's own figure
+    for temporaries may be far more than is allocated.)
   """
   with exits.scratch_directory() as directory:
     options = {"xla_dump_to": str(directory), "xla_dump_hlo_as_text": True}
     compiled = lowered.compile(compiler_options=options)
     (report,) = directory.rglob("*memory-usage-report.txt")
     needed = int(ALLOCATED.search(report.read_text())[1])
-  memory = compiled.memory_analysis()
-  arguments, temp_size = memory.argument_size_in_bytes, memory.temp_size_in_bytes
-  sizes = {"arguments": arguments, "temporaries": needed - arguments, "temp_size": temp_size}
-  return compiled, {name: size / 2**30 for name, size in (sizes | {"needed": needed}).items()}
+  arguments = compiled.memory_analysis().argument_size_in_bytes
+  sizes = {"arguments": arguments, "temporaries": needed - arguments, "needed": needed}
+  return compiled, {name: size / 2**30 for name, size in sizes.items()}
 
 
 def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:

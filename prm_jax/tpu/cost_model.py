@@ -122,7 +122,7 @@ def estimate(
     "seconds_per_step_high": arithmetic + exchanges,  # none
     "parts": parts,
     "mfu": flops / (total * peak),
-    # `flops` include attention, but its kernel has no cycles.
+    # Attention's operations are counted, its time is not: the kernel has no cycles.
     "mfu_by_cycles_alone": flops / (parts["compiled_code"] * peak),
     "tokens_per_second": c.train.batch_rows * c.data.row_length / total,
     "assumptions": [
