@@ -203,16 +203,6 @@ def test_reductions_over_ragged_steps():
   assert np.isnan(agg.reduce_steps(np.zeros(0), np.zeros(0, int), 2, agg.REDUCTIONS)).all()
 
 
-def test_logits_give_the_log_probabilities_without_their_rounding():
-  """Logits keep steps apart whose float32 probabilities all round to 1."""
-  logits = np.array([[0.5, -1, 2], [-20, 0, 19], [30, 0, 0]], np.float32)
-  exact = np.exp(logits.astype(np.float64))
-  for neutral, right in (("positive", exact[:, 1] + exact[:, 2]), ("negative", exact[:, 2])):
-    wrong = exact.sum(axis=1) - right if neutral == "negative" else exact[:, 0]
-    got = agg.step_log_scores(logits, neutral, logits=True)
-    np.testing.assert_allclose(got, -np.log1p(wrong / right), rtol=1e-5)
-
-
 @pytest.mark.parametrize(("neutral", "wrong"), [("positive", 1e-9), ("negative", 3e-9)])
 def test_rounded_probabilities_keep_the_order_of_nearly_certain_steps(neutral, wrong):
   """P(right) is divided by the sum of the classes: it is at most 1, and P(wrong) keeps its digits.

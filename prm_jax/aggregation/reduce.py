@@ -10,16 +10,15 @@ from prm_jax.reductions import REDUCTIONS
 from prm_jax.types import RATINGS, RIGHT_RATINGS
 
 
-@functools.partial(jax.jit, static_argnames=("neutral", "logits"))
-def step_log_scores(class_values, neutral: str = "positive", *, logits: bool = False) -> jax.Array:
+@functools.partial(jax.jit, static_argnames="neutral")
+def step_log_scores(class_values, neutral: str = "positive") -> jax.Array:
   """Returns log P(the step is right), from the probabilities of its ratings.
 
   Args:
     class_values: `[..., 3]` probabilities of the ratings -1, 0, 1, in that order, which are divided
-      by their sum; or their logits.
+      by their sum.
     neutral: how a neutral step counts.  "positive": P(right) = P(1) + P(0), the default of *Let's
       Verify Step by Step*, whose appendix F.2 compares the two.  "negative": P(right) = P(1).
-    logits: whether `class_values` are logits.
 
   Returns:
     `[...]` log scores; -inf for a probability of zero.
@@ -35,10 +34,7 @@ def step_log_scores(class_values, neutral: str = "positive", *, logits: bool = F
   if neutral not in RIGHT_RATINGS:
     raise ValueError(f'neutral={neutral!r}: expected "positive" or "negative"')
   wrong, zero, one = jnp.moveaxis(class_values, -1, 0)
-  add = jnp.logaddexp if logits else jnp.add
-  wrong, right = (wrong, add(zero, one)) if neutral == "positive" else (add(wrong, zero), one)
-  if logits:
-    return -jax.nn.softplus(wrong - right)
+  wrong, right = (wrong, zero + one) if neutral == "positive" else (wrong + zero, one)
   # For a nearly certain step, `right` is rounded to about 1, but `wrong` keeps its digits.
   certain = -jnp.log1p(wrong / jnp.where(right > wrong, right, 1))
   uncertain = jnp.where(right == 0, -jnp.inf, jnp.log(right) - jnp.log(right + wrong))
