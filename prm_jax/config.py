@@ -367,10 +367,7 @@ class Hosts(Checked):
   process_id: Whole = 0  # of this process
 
   def _rules(self):
-    yield (
-      self.process_id >= self.num_processes,
-      "process_id num_processes",
-      "the first below the second",
-    )
+    beyond = self.process_id >= self.num_processes
+    yield beyond, "process_id num_processes", "the first below the second"
     unknown = self.num_processes > 1 and not re.fullmatch(r".+:\d+", self.coordinator_address)
     yield unknown, "coordinator_address", "HOST:PORT"

@@ -108,14 +108,14 @@ def _kept(
   kept, dropped, read = [], Counter(), 0
   for tree in trees:
     read += 1
+    end = max((i for i, label in enumerate(tree.labels, 1) if label is not None), default=0)
     if problem_key(tree.problem) in excluded:
       dropped["test_problem"] += 1
     elif objective == "outcome" and tree.outcome is None:
       dropped["no_is_correct"] += 1
-    elif objective == "process" and not any(label is not None for label in tree.labels):
+    elif objective == "process" and not end:
       dropped["no_labels"] += 1
     elif objective == "process":  # the head reads no step after the last label
-      end = max(i for i, label in enumerate(tree.labels) if label is not None) + 1
       cut = {name: getattr(tree, name)[:end] for name in ("steps", "parents", "labels")}
       kept.append(dataclasses.replace(tree, **cut))
     else:

@@ -29,7 +29,12 @@ class Examples(Sequence):
       FileNotFoundError: the directory does not hold exactly one dataset.
       ValueError: the dataset has no such split.
     """
-    builder = opened(directory)
+    roots = [path.parent for path in pathlib.Path(directory).rglob("dataset_info.json")]
+    if len(roots) != 1:
+      raise FileNotFoundError(
+        f"{len(roots)} datasets below {directory}; expected one, as prepare_data.py writes it"
+      )
+    builder = tfds.builder_from_directory(roots[0])
     if split not in builder.info.splits:
       names = ", ".join(sorted(builder.info.splits))
       raise ValueError(
@@ -53,13 +58,3 @@ class Examples(Sequence):
       name = next(file.filename for file, end in zip(self._files, ends) if i < end)
       damage = f"record {i} of the split is damaged, or of another dataset: {error}"
       raise ValueError(f"{name}: {damage}; prepare the dataset again") from error
-
-
-def opened(directory: str | pathlib.Path) -> tfds.core.DatasetBuilder:
-  """Opens the one dataset below a folder; FileNotFoundError if it has none, or several."""
-  roots = [path.parent for path in pathlib.Path(directory).rglob("dataset_info.json")]
-  if len(roots) != 1:
-    raise FileNotFoundError(
-      f"{len(roots)} datasets below {directory}; expected one, as prepare_data.py writes it"
-    )
-  return tfds.builder_from_directory(roots[0])

@@ -166,7 +166,9 @@ class TokenizerJson(Tokenizer):
       raise ValueError(f"{path}: not a valid tokenizer.json ({shown})") from error
     self._add_missing()
     self.hash = hashlib.sha256(self._data).hexdigest()
-    self.vocab_size = max(model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    ids = {*model.get_vocab(with_added_tokens=True).values()}
+    added = model.get_added_tokens_decoder()
+    self.vocab_size = max(ids, default=-1) + 1
     # The file's post-processor decides about bos and eos, as in transformers 5; `add_bos_token`
     # counts for a `tokenizer.model` only.
     mask = framed.special_tokens_mask
@@ -176,15 +178,13 @@ class TokenizerJson(Tokenizer):
     self.bos_id = framed.ids[0] if mask[0] else None
     self.eos_id = framed.ids[-1] if mask[-1] else None
     eos = token_name(self.settings, "eos_token")
-    usual = _ENDS & {token.content for token in model.get_added_tokens_decoder().values()}
+    usual = _ENDS & {token.content for token in added.values()}
     if eos is None and self.eos_id is None and len(usual) == 1:
       (eos,) = usual
     if eos is not None:
       self.eos_id = model.token_to_id(eos)
-    added = model.get_added_tokens_decoder()
     special = {id for id, token in added.items() if token.special} - {self.bos_id, self.eos_id}
-    ids = {*model.get_vocab(with_added_tokens=True).values()} - special
-    self.text_size = max(ids, default=-1) + 1
+    self.text_size = max(ids - special, default=-1) + 1
 
   def _add_missing(self) -> None:
     """Adds the tokens that only tokenizer_config.json has."""

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from prm_jax import config as config_lib
-from prm_jax.config import Count, Whole
+from prm_jax.config import Count, Positive, Whole
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import show
 
@@ -23,7 +23,6 @@ CHOICES += ("saved", "gradient_dtype", "lora_rank", "lora_alpha", "lora_targets"
 # The bounds are far above any model, so that a wrong size is never allocated.
 Layers = Annotated[int, Meta(ge=1, le=1000)]
 Size = Annotated[int, Meta(ge=1, le=10_000_000)]
-Positive = Annotated[float, Meta(gt=0, lt=2**31)]
 RopeType = Literal["default", "linear", "llama3"]
 LayerType = Literal["sliding_attention", "full_attention"]
 LAYER_TYPES = {"s": "sliding_attention", "f": "full_attention"}

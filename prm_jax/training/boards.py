@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib
 import os
 import pathlib
 import secrets
@@ -19,15 +18,13 @@ def check(c: config_lib.Train) -> None:
   """Raises ValueError if `train.wandb` is set and the package wandb is not installed."""
   if not c.wandb:
     return
-  try:  # without the package, the folder wandb/ of an earlier run is imported, as an empty module
-    missing = not hasattr(importlib.import_module("wandb"), "init")
-  except ImportError:
-    missing = True
-  if missing:
+  try:  # `import wandb` would succeed without the package, on the folder wandb/ of an earlier run
+    from wandb import init  # noqa: F401
+  except ImportError as error:
     raise ValueError(
       f"train.wandb={c.wandb!r}: the package wandb is not installed: pip install 'prm_jax[wandb]', "
       "or leave the setting out"
-    )
+    ) from error
 
 
 def tensorboard(folder: pathlib.Path, step: int, stack: contextlib.ExitStack) -> Board:

@@ -249,10 +249,9 @@ class Run:
 
   def is_best(self, step: int) -> bool:
     """Returns whether `train.stop_patience` is set and this step is the best.  All hosts agree."""
-    best = evaluations.without_better(self.checkpointer.evaluations, self.config.train.best_metric)[
-      0
-    ]
-    return self.config.train.stop_patience > 0 and distributed.somewhere(best == step)
+    c = self.config.train
+    best, _ = evaluations.without_better(self.checkpointer.evaluations, c.best_metric)
+    return c.stop_patience > 0 and distributed.somewhere(best == step)
 
   def out_of_patience(self, step: int) -> bool:
     """Returns whether `train.stop_patience` ends the run here; logs why.  All hosts agree.
