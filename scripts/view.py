@@ -61,15 +61,15 @@ def main() -> None:
 
 def read(args: Args, labels: dict) -> list[page.Problem]:
   """Returns the problems; raises BadLine: no candidate, or two problems with one unique_id."""
-  records, groups = [], {}
+  records, names = [], {}
   for place, record in scored_samples.candidates(args.input, progress=True):
     where = scored_samples.place(args.input, *place[:2])
     json_lines.convert(record, page.Record, where)
-    group = record.get("unique_id") or record["problem"]
-    if group not in groups and len(groups) == args.problems:
+    name = page.name_of(record)
+    if name not in names and len(names) == args.problems:
       continue  # a later line may have another candidate of a problem that is shown
     about = {"problem": record["problem"]}
-    known = groups.setdefault(group, about)
+    known = names.setdefault(name, about)
     candidate_table.union(known, about, "before for the same unique_id", f"{where}: ")
     records.append(record)
     if len(records) > MAX_SOLUTIONS:

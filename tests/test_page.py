@@ -195,7 +195,7 @@ def test_a_telephone_shows_the_whole_page(opened):
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_has_enough_contrast(dark):
   """Text has a contrast of 4.5 (WCAG AA) on the page, on cards and on the deepest step colour."""
-  css = (page.page.HERE / "page.css").read_text()
+  css = (page.HERE / "page.css").read_text()
   scope = css.split("prefers-color-scheme: dark", 1)[1] if dark else css
   colours = {name: colour(value) for name, value in re.findall(r"--(\w+): (#\w+)", scope)[:8]}
   doubted = np.array(re.search(r"--doubted: (\d+) (\d+) (\d+)", scope).groups(), float) / 255
@@ -328,13 +328,30 @@ def test_the_name_of_a_problem_is_a_text_or_a_number(tmp_path):
   """view.py groups by a `unique_id`, text or number, and names the line of any other."""
   source = tmp_path / "scored.jsonl"
   line = {"problem": "p", "steps": ["a"], "is_correct": True}
-  lines = [line | {"unique_id": name} for name in ("x", 7, "x", None)]
+  lines = [line | {"unique_id": name} for name in ("x", 7, "x", None, "7")]
   write_lines(source, lines)
   done = call_script("view.py", f"--input={source}")
-  assert "3 problems, 4 solutions" in done.stdout
+  assert "3 problems, 5 solutions" in done.stdout
+  done = call_script("view.py", f"--input={source}", "--problems=2")
+  assert "2 problems, 4 solutions" in done.stdout
+  write_lines(source, [lines[1], lines[4] | {"problem": "q"}])
+  done = call_script("view.py", f"--input={source}", code=1)
+  assert f"{source}:2: \"problem\" is 'q', but 'p' before for the same unique_id" in done.stderr
   source.write_text(json.dumps(line | {"unique_id": ["x"]}) + "\n")
   done = call_script("view.py", f"--input={source}", code=1)
   assert f"{source}:1: \"unique_id\" is ['x']" in done.stderr
+
+
+def test_the_product_of_the_steps_is_of_the_shown_probabilities():
+  """With --neutral=negative too, "PRM" is the product of the bars, not the file's prm_score."""
+  ratings = [{"-1": 0.2, "0": 0.5, "1": 0.3}] * 2
+  record = {"problem": "p", "steps": ["a", "b"], "rating_probs": ratings, "prm_score": 0.6400001}
+  for neutral, right in (("positive", 0.8), ("negative", 0.3)):
+    (solution,) = page.from_records([record], neutral=neutral)[0].solutions
+    assert [step.p for step in solution.steps] == [right] * 2
+    assert solution.scores["PRM"] == pytest.approx(right**2, rel=1e-12)
+  del record["rating_probs"]
+  assert page.from_records([record])[0].solutions[0].scores == {"PRM": 0.6400001}
 
 
 def test_close_scores_are_compared_before_they_are_rounded():

@@ -159,7 +159,7 @@ async function draw() {
   history.replaceState(null, "", `#${number + 1}`);
 }
 
-// Bits of a problem's flags, which page.py sets.
+// Bits of a problem's flags, which _flags in __init__.py sets.
 const KINDS = { all: 0, right: 1, wrong: 2, best_wrong: 4, worst_right: 8 };
 function filter(keep) {
   const bit = KINDS[$("kind").value];
