@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from conftest import call_script, read_lines, write_lines
-from scored_files import shown_on
+from scored_files import ranked, samples_of, shown_on
 
 from prm_jax import step_metrics
 from prm_jax.evaluation.candidate_table import SCORES
@@ -122,6 +122,24 @@ def test_cut_off_candidates_need_no_scores(compared, files, tmp_path):
     assert kept != given
     fewer[name] = write_lines(tmp_path / f"{len(fewer)}.jsonl", kept)
   assert comparison.compare(comparison_files.read(graded, fewer)) == compared
+
+
+@pytest.mark.parametrize("kept", [{"orm_score"}, {"rating_probs"}, {"step_scores"}])
+@pytest.mark.parametrize("steps", ["rating_probs", "step_scores"])
+def test_cut_off_candidates_may_have_other_scores(files, tmp_path, steps, kept):
+  """A cut-off candidate may have any of the scores, even the first line: one model skipped it."""
+  rows = sorted(read_lines(files[1]["other"]), key=lambda row: row["finished"])
+  for i, row in enumerate(rows):
+    row |= {"orm_score": i / 100, "step_scores": [p["1"] for p in row["rating_probs"]]}
+  bare = lambda row, keys: {k: v for k, v in row.items() if k not in SCORES - keys}
+  whole = [bare(row, {steps, "orm_score"}) for row in rows]
+  some = [one if one["finished"] else bare(row, kept) for one, row in zip(whole, rows)]
+  assert not some[0]["finished"] and some != whole
+  report, other = (ranked(samples_of(tmp_path / "a.jsonl", x))[0] for x in (whole, some))
+  assert {"prm_product", "orm", "weighted_orm"} < report["curves"].keys()
+  assert other == report
+  outcome = [bare(row, {"orm_score"} if row["finished"] else kept) for row in rows]
+  assert samples_of(tmp_path / "b.jsonl", outcome).step_probs is None
 
 
 def test_a_score_that_only_a_cut_off_candidate_lacks_is_an_error(files, tmp_path):

@@ -19,8 +19,8 @@ from prm_jax.evaluation.step_scores import Rating, ScoredSteps
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine, Text, show
 
-# Each of these keys is on all candidates or on none.  A candidate that was cut off needs no scores
-# (score.py --skip_cut_off).
+# Each of these keys is on all candidates or on none.  A candidate that was cut off may lack any of
+# the scores (score.py --skip_cut_off): it is never picked.
 KEYS = frozenset({"answer", "unique_id"})
 SCORES = frozenset({"rating_probs", "step_scores", "orm_score"})
 ABOUT = ("problem", "level", "subject", "drawn")  # all lines of a problem agree on these
@@ -103,12 +103,13 @@ class Table:
     self.score_names = tuple(scores)  # columns that the user named
     self.found: set[str] = set()  # those of them that a candidate has
     self.keys: dict[frozenset[str], set[str]] = {}  # those of KEYS and SCORES that candidates have
+    self.cut_off_scores: set[str] = set()  # those of SCORES on lines that were cut off
     # By problem: its number, the values of ABOUT, and the number of each answer.
     self.problems: dict[str, tuple[int, tuple, dict[str, int]]] = {}
     # A row for each candidate: problem, correct, answer or -1, orm_score, prm_score, number of
     # steps; its `Place` in each file; the columns that the user named.
     self.rows = array.array("d")
-    self.step_probs = array.array("d")  # three for each step; one if they are `step_scores`
+    self.step_probs = array.array("d")  # three for each step
 
   def add(self, places: Sequence[int], record: dict[str, Any]) -> None:
     """Adds a candidate; raises BadLine if a key is missing or holds a wrong value."""
@@ -117,7 +118,8 @@ class Table:
       cut_off = candidate.finished is False
       for kind in (KEYS, SCORES):
         keys = record.keys() & kind
-        if kind is SCORES and cut_off and not keys:
+        if kind is SCORES and cut_off:
+          self.cut_off_scores |= keys
           continue
         if odd := keys ^ self.keys.setdefault(kind, keys):
           raise BadLine(f'"{min(odd)}" must be on all lines or on none; this one differs')
@@ -141,8 +143,8 @@ class Table:
       raise BadLine(f"{self._where(places)}: {error}{hint}") from None
     if steps := candidate.rating_probs:
       self.step_probs.extend(itertools.chain.from_iterable(map(msgspec.structs.astuple, steps)))
-    else:
-      self.step_probs.extend(steps := candidate.step_scores or ())
+    elif steps := candidate.step_scores or ():  # a step score s is the probabilities 1 - s, 0, s
+      self.step_probs.extend(p for s in steps for p in (1 - s, 0.0, s))
     self.found.update(x for x, number in zip(self.score_names, named) if not math.isnan(number))
     missing = cut_off or (needs_answer and not answer)
     number = -1 if missing else answers.setdefault(answer, len(answers))
@@ -183,7 +185,7 @@ class Table:
     numbers, places, named = np.split(rows, [6, named_from], axis=1)
     problem, correct, answer, orm, prm_score, counts = numbers.T
     problem, answer = problem.astype(np.int64), answer.astype(np.int64)
-    keys = set().union(*self.keys.values())
+    keys = self.keys[KEYS] | self.keys.get(SCORES, self.cut_off_scores)
     if join and "answer" in keys:
       answer = self._joined(join, problem, answer)
     present = np.bincount(problem)
@@ -205,9 +207,6 @@ class Table:
 
     text = lambda value: None if value is None or value != value else str(value)  # NaN is missing
     problems, levels, subjects, _ = zip(*(about for _, about, _ in self.problems.values()))
-    step_probs = np.frombuffer(self.step_probs)
-    if "rating_probs" not in keys:  # a step score s is the probabilities 1 - s, 0, s
-      step_probs = np.stack([1 - step_probs, np.zeros_like(step_probs), step_probs], axis=1)
     has_steps = bool(keys & {"rating_probs", "step_scores"})
     scores = [padded(column, np.nan) for column in named.T]
     return ScoredSamples(
@@ -227,5 +226,5 @@ class Table:
       prm_score=padded(prm_score, np.nan),
       slots=slots,
       step_counts=counts.astype(np.int64) if has_steps else None,
-      step_probs=step_probs.reshape(-1, 3) if has_steps else None,
+      step_probs=np.frombuffer(self.step_probs).reshape(-1, 3) if has_steps else None,
     )
