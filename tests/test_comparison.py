@@ -161,6 +161,8 @@ def test_scores_of_other_solutions_are_refused(files, tmp_path, key, value):
   rows = read_lines(models["other"])
   at = next(i for i, row in enumerate(rows) if row["finished"] and not row["is_correct"])
   rows[at][key] = value
+  if key == "steps":
+    rows[at]["answer"] = "12"  # of two differences the steps are named, in every run
   path = write_lines(tmp_path / "scored.jsonl", rows)
   with pytest.raises(
     BadLine, match=rf"scored\.jsonl:{at + 1}: not the {key} of .*d\.jsonl:{at + 1}"
@@ -228,8 +230,10 @@ def test_one_model_by_two_reductions_against_any_method(files, tmp_path):
   file = write_lines(tmp_path / "outcome.jsonl", outcome)
   assert "outcome" in comparison_files.read(graded, {"outcome": file}).models
   for how in ("min", "calibrated"):
-    with pytest.raises(BadLine, match=rf"outcome\.jsonl: no rating_probs, for outcome:{how}"):
+    with pytest.raises(BadLine, match=rf"no rating_probs or step_scores, for outcome:{how}"):
       comparison_files.read(graded, {f"outcome:{how}": file})
+  with pytest.raises(BadLine, match=r"no rating_probs or step_scores and no orm_score, for bare"):
+    comparison_files.read(graded, {"bare": graded})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True])

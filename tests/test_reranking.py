@@ -386,7 +386,7 @@ def test_absent_candidates_are_wrong_only_if_the_file_says_so(tmp_path):
   counted = [r | {"drawn": 4} for r in records]
   report, _ = rank(samples_of(tmp_path / "b.jsonl", counted), n=[1, 4])
   assert solved(report) == pytest.approx([(1 / 4 + 1 / 2) / 2, (1 + 1 / 2) / 2])
-  assert "3 more were generated and cut off, as the file says" in report["notices"][0]
+  assert '3 more were generated and cut off, as "drawn" or OpenAI' in report["notices"][0]
   more = [r | {"drawn": 8} for r in records]
   report, _ = ranked(samples_of(tmp_path / "c.jsonl", more), methods=["oracle"])
   assert report["n"] == [1, 2, 4, 8]

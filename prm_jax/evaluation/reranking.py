@@ -306,7 +306,7 @@ def _notices(
   if short := int((present < most).sum()):
     counts = "N counts those that exist, and a larger N draws all of them"
     if cut_off := int((sizes - present).sum()):
-      why = "as --pad_short says" if options.pad_short else "as the file says"
+      why = "as --pad_short says" if options.pad_short else 'as "drawn" or OpenAI\'s README says'
       counts = (
         f"{cut_off:,} more were generated and cut off, {why}: N counts them, and they are never "
         "right"

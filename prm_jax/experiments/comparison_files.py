@@ -122,8 +122,8 @@ def read(
     if score is None and not samples.valid.any():
       score = np.zeros(samples.correct.shape)  # all were cut off, and score.py skipped them
     if score is None:
-      needed = "no rating_probs" if named[name] else "neither rating_probs nor orm_score"
-      raise BadLine(f"{file}: {needed}, for {name}")
+      other = "" if named[name] else " and no orm_score"
+      raise BadLine(f"{file}: no rating_probs or step_scores{other}, for {name}")
     if np.isnan(score[samples.valid]).any():
       raise BadLine(f"{file}: lacks scores of candidates that were not cut off in {path}")
     scores[name] = score
@@ -159,8 +159,8 @@ def _checked(
   for (place_in_path, record), *others in zip(*files):
     where = place(path, *place_in_path[:2])
     for file, (place_in_file, other) in zip(scored, others):
-      for key in record.keys() & other.keys() & {"steps", "answer"}:
-        if record[key] != other[key]:
+      for key in ("steps", "answer"):
+        if key in record and key in other and record[key] != other[key]:
           about = f"{place(file, *place_in_file[:2])}: not the {key}"
           raise BadLine(f"{about} of the candidate at {where}")
     yield where, record

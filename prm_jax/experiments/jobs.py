@@ -27,8 +27,9 @@ def module(name: str):
   """Returns the module of an experiment.
 
   It has TITLE, QUESTION and PAPER; `runs`, which returns the functions that make the results of a
-  seed, by the names of the results; `panels` and `tables`, which take the results of all seeds; and
-  `study`, if the experiment has data of its own.
+  seed, by the names of the results; and `panels` and `tables`, which take the results of all seeds.
+  An experiment with data of its own has `study`, and one that tests on further domains `domains`,
+  which takes the study of a seed and refuses wrong data before the plan is stored.
   """
   return importlib.import_module(f"prm_jax.experiments.{name}")
 

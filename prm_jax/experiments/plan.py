@@ -44,7 +44,7 @@ def changed(c: Experiment, **values: Any) -> Experiment:
 class Files(Checked):
   """Data and models in place of the embedded ones."""
 
-  pool: str = ""  # candidates to choose from and to train on: JSON lines, as rerank.py reads them
+  pool: str = ""  # candidates to choose from and to train on, one a line (`tasks.read`)
   test: str = ""  # candidates of other problems; "": half of the pool's problems are held out
   labels: str = ""  # a dataset of prepare_data.py, on which the labeller is trained
   labeller: str = ""  # instead of labels: a trained labeller, a work directory of train.py

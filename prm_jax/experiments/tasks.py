@@ -150,10 +150,11 @@ class Candidate(msgspec.Struct):
 def read(
   path: str | pathlib.Path, separator: str, problems: int = 0, most: int = 0
 ) -> list[Problem]:
-  """Reads the problems of a file of candidates, in the form that rerank.py reads.
+  """Reads the problems of a file of candidates, one a line.
 
-  Records of ProcessBench are candidates too: they have `final_answer_correct`, and `label` for the
-  first error.
+  A line has `problem`, `steps` or `text`, and the keys of `Candidate`; lines with equal `problem`
+  are of one problem.  Records of ProcessBench are candidates too: they have `final_answer_correct`,
+  and `label` for the first error.
 
   Args:
     separator: between the steps of a `text`.
