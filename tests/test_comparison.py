@@ -317,9 +317,9 @@ def test_groups_have_intervals_over_their_problems(candidates, compared):
 
 def test_calibration_error_of_all_problems_and_of_resamples(candidates, compared):
   """The error with its interval is that of `step_metrics.calibration`; a resample has its own."""
-  found = compared["methods"]["people"]["calibration"]
-  assert found["interval"]["mean"][0] == pytest.approx(found["ece"])
-  assert found["interval"]["low"][0] < found["interval"]["high"][0]
+  found = compared["methods"]["people"]["calibration"]["ece"]
+  assert found["mean"][0] == pytest.approx(candidates.calibration["people"]["ece"])
+  assert found["low"][0] < found["high"][0]
   correct, valid = candidates.samples.correct, candidates.samples.valid
   scores, twice = candidates.models["people"], np.zeros((2, P))
   twice[0], twice[1, 3] = 1, 2  # every problem; the fourth problem, drawn twice
@@ -401,7 +401,7 @@ def test_compare_py_writes_all_and_refuses_other_candidates(files, tmp_path):
   assert stored["missing"] == sum(not line["finished"] for line in lines())
   assert f"\n{stored['missing']} candidates have no answer: they may be drawn" in shown
   assert "compare.py: warning: no method uses the numbers rm; to rank by one" in completed.stderr
-  assert stored["methods"]["people"]["calibration"]["ece"] < 1
+  assert stored["methods"]["people"]["calibration"]["ece"]["mean"][0] < 1
   assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
   assert (tmp_path / "comparison.pdf").read_bytes().startswith(b"%PDF")
   assert "vote by people</text>" in (tmp_path / "comparison.svg").read_text()
@@ -432,7 +432,7 @@ def test_scores_that_are_no_probabilities_rank_only(files, tmp_path):
   methods = json.loads((tmp_path / "comparison.json").read_text())["methods"]
   assert {"vote by large", "vote by p"} < methods.keys() and "vote by <b>" not in methods
   assert methods["<b>"]["calibration"] is methods["large"]["calibration"] is None
-  assert methods["p"]["calibration"]["ece"] > 0
+  assert methods["p"]["calibration"]["ece"]["mean"][0] > 0
   for name in by_model:
     assert methods[name]["accuracy"] == methods["p"]["accuracy"]
   text = (tmp_path / "comparison.html").read_text()

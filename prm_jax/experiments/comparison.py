@@ -130,9 +130,9 @@ def _of_scores(candidates: Candidates, name: str, weights: np.ndarray) -> dict[s
   outcomes, out = (candidates.samples.correct, candidates.samples.valid), {}
   if name in candidates.models:
     out["calibration"] = found = candidates.calibration[name]
-    if found:
+    if found:  # the error with its interval
       error = calibration_error(candidates.models[name], *outcomes, weights)
-      out["calibration"] = found | {"interval": error}
+      out["calibration"] = found | {"ece": error}
   if name in candidates.lines:
     out["calibrated_by"] = candidates.lines[name]  # a and b of each fold of problems
   if candidates.steps is not None:

@@ -120,7 +120,7 @@ def _scores(found: Mapping[str, Any]) -> list[Table]:
   for name, each in found["methods"].items():
     if "auc" in each:
       length, calibration = each.get("length", {}), each.get("calibration")
-      error = percent(calibration["interval"], scale=1, digits=2) if calibration else ""
+      error = percent(calibration["ece"], scale=1, digits=2) if calibration else ""
       row = [error, number(length.get("correlation"), 2)]
       rows.append([name, *row, *(number(length.get(key), 1) for key in ("pick", "random"))])
   header = ["", "calibration error", "rank correlation with steps", "steps of the pick"]
