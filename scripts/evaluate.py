@@ -124,13 +124,7 @@ def compared(args: Args) -> list[str]:
 
 def judged(args: Args, output, journal) -> list[str]:
   """Evaluates the model, writes the result and returns its table."""
-  from prm_jax.evaluation import (
-    diagnostics,
-    prm800k_steps,
-    step_benchmarks,
-    step_figure,
-    thresholds,
-  )
+  from prm_jax.evaluation import diagnostics, prm800k_steps, step_benchmarks, step_figure
   from prm_jax.runtime import distributed
 
   out = output(args.output)  # an unwritable path fails before the work
@@ -144,8 +138,9 @@ def judged(args: Args, output, journal) -> list[str]:
   # Read the data first: a large model loads for minutes.
   if not args.input:
     solutions, trees = step_benchmarks.read(args.benchmark, args.data_dir, args.split)
+  known = []  # solutions to find the threshold on
   if args.threshold_data:
-    thresholds.solutions(args.threshold_data, args.neutral)
+    known = step_benchmarks.threshold_data(args.threshold_data, args.neutral)
   scorer, how = None, {"input": str(args.input)}
   if not args.input:
     scorer, how = load(args)
@@ -167,8 +162,8 @@ def judged(args: Args, output, journal) -> list[str]:
     scored, trees, speed = step_benchmarks.judge(scorer, solutions, trees)
   else:  # the data has only outcomes
     raise ValueError(f"{args.data_dir}, split {args.split or 'test'}: no labelled step")
-  threshold, origin = thresholds.choose(
-    args.threshold, args.threshold_data, scorer, scored, args.neutral, own
+  threshold, origin = step_benchmarks.choose_threshold(
+    args.threshold, args.threshold_data, known, scorer, scored, own
   )
   # The result has no times, so the same command writes the same file.
   result = {"benchmark": args.benchmark, "model": how, "tokens": speed.get("tokens")}

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from scored_files import ranked
 
 from prm_jax.datasets import arithmetic, prepare
-from prm_jax.evaluation import process_bench, step_benchmarks, step_comparison, thresholds
+from prm_jax.evaluation import process_bench, step_benchmarks, step_comparison
 from prm_jax.evaluation.scored_samples import read_scored_samples
 from prm_jax.evaluation.verdicts import NONE_WRONG, labels, plurality
 from prm_jax.generation import prompts
@@ -428,7 +428,7 @@ def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
   assert [again["subsets"][name]["f1"] for name in ("math", "gsm8k")] == [1, 0]
   again, _ = step_benchmarks.scored("process_bench", path)
   with pytest.raises(ValueError, match="the lines have verdicts, which decide"):
-    thresholds.choose(0.3, None, None, again, "positive")
+    step_benchmarks.choose_threshold(0.3, None, [], None, again)
   with pytest.raises(ValueError, match="jsonl:1: its labels are those of the judge"):
     step_benchmarks.scored("prm800k", path)
 

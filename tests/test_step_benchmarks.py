@@ -22,7 +22,6 @@ from prm_jax.evaluation import (
   step_benchmarks,
   step_comparison,
   step_figure,
-  thresholds,
 )
 from prm_jax.evaluation.judged import Judged, Labelled, from_record, problem_weights
 from prm_jax.runtime.json_lines import BadLine
@@ -755,7 +754,7 @@ def test_all_labels_of_a_file_are_of_one_kind(tmp_path, given, expected):
   rows = [{"problem": "p", "steps": ["a", "b"], "labels": labels} for labels in given]
   scored = [row | {"step_scores": [0.9, 0.2]} for row in rows]
   for lines, read in (
-    (rows, lambda path: thresholds.solutions(path, "positive")),
+    (rows, lambda path: step_benchmarks.threshold_data(path, "positive")),
     (scored, lambda path: step_benchmarks.scored("prm800k", path)[0]),
   ):
     path = write_lines(tmp_path / "rows.jsonl", lines)
@@ -790,14 +789,18 @@ def test_a_threshold_is_found_on_files_of_any_form(tmp_path):
     {key: value for key, value in row.items() if key != "rating_probs"} for row in (plain, right)
   ]
   by_step = [row | {"step_scores": [score]} for row, score in zip(bare, (0.3, 0.6))]
-  arguments = {"scorer": None, "judged": [], "neutral": "positive"}
+
+  def choose(path):
+    known = step_benchmarks.threshold_data(path, "positive")
+    return step_benchmarks.choose_threshold(None, path, known, scorer=None, judged=[])
+
   for rows, middle in ((lines, 0.55), ([plain, right], 0.45), (by_step, 0.45)):
     path = write_lines(tmp_path / "rows.jsonl", rows)
-    threshold, origin = thresholds.choose(None, path, **arguments)
-    assert threshold == pytest.approx(middle) and "none of their problems is reported" in origin
+    threshold, origin = choose(path)
+    assert threshold == pytest.approx(middle) and "none of them on problems that are" in origin
   write_lines(path, bare)
   with pytest.raises(ValueError, match="no rating_probs or step_scores, and no model"):
-    thresholds.choose(None, path, **arguments)
+    choose(path)
 
 
 def test_alternatives_are_scored_as_chains_of_their_own(prm_run, monkeypatch):

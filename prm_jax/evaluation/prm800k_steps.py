@@ -54,25 +54,26 @@ def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[J
     ValueError: there is no labelled step.
   """
   records = [*json_lines.records(path)]
-  trees, paths = (_solutions(records, recipe, neutral) for recipe in (PAPER, OWN_PATH))
+  trees, paths = (solutions(records, neutral, recipe) for recipe in (PAPER, OWN_PATH))
   if not paths:
     raise ValueError(f"{path}: no labelled step")
   return paths, trees
 
 
-def unscored(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
-  """Returns the paths of the (FILE:LINE, record) pairs of a file, which need no probabilities."""
-  return _solutions(records, OWN_PATH, None)
-
-
-def _solutions(
-  records: Sequence[tuple[str, dict[str, Any]]], recipe: recipes.Recipe, neutral: str | None
+def solutions(
+  records: Sequence[tuple[str, dict[str, Any]]],
+  neutral: str | None,
+  recipe: recipes.Recipe = OWN_PATH,
 ) -> list[Any]:
-  """Returns the solutions of the lines that have a label and that the recipe does not drop.
+  """Returns the solutions of (FILE:LINE, record) pairs that have a label.
 
   Args:
     neutral: how a neutral step counts in the scores of `Judged`; None: read no scores, and return
       `Labelled`.
+    recipe: which lines of PRM800K are dropped, and whether alternatives of steps are included.
+
+  Raises:
+    BadLine: as `scored`.
   """
   kind = _kind(records)
   made = (_solution(record, where, recipe, kind, neutral) for where, record in records)
@@ -107,7 +108,7 @@ def _solution(
   kind: stepwise_records.Kind,
   neutral: str | None,
 ) -> Labelled | None:
-  """Returns a line's solution as `_solutions` does, or None.
+  """Returns a line's solution as `solutions` does, or None.
 
   Args:
     kind: of the labels of a plain line.
