@@ -49,16 +49,14 @@ def main() -> None:
   storage.refuse_inputs(paths, args.input)
   with grading.Grader(cache=grading.CACHE) as grader:
     join = grader.classes if args.votes == "value" else None
-    samples = scored_samples.read_scored_samples(
-      args.input, progress=True, join=join, scores=args.score
-    )
+    samples = scored_samples.read_scored_samples(args.input, join=join, scores=args.score)
   if not args.score and not args.methods:
     scored_samples.warn_of_unused(args.input, samples, "--score {}")
   with storage.written_together() as output:
     files = [output(path, "wb") for path in paths]  # an unwritable path fails before the work
     if args.write_bundle:
       sample_arrays.write_bundle(samples, files[-1])
-    report, scores = reranking.rerank(samples, args, progress=True)
+    report, scores = reranking.rerank(samples, args)
     problems, notices = report_files.solutions(samples, scores, report)
     report["notices"] += notices
     contents = report_files.contents(report, problems, args.figures)

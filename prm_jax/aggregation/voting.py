@@ -97,15 +97,15 @@ def majority_vote(
   elif not candidates.is_traced(answer_ids, valid):
     negative = np.asarray(answer_ids)[np.asarray(valid & (answer_ids < 0))]
     if negative.size:
-      lowest = negative.min()
-      raise ValueError(f"answer id {lowest}: expected 0 or more (missing: valid=False)")
+      raise ValueError(f"answer id {negative.min()}: expected 0 or more (missing: valid=False)")
   if key is None:
     mean = exact_majority(answer_ids, correct, valid, n, sizes)
     return mean, np.zeros_like(mean)
   if num_answers is None:
     answer_ids, num_answers = _dense(answer_ids, valid)
   ids = jnp.where(valid, answer_ids, NO_VOTE).astype(jnp.int32)
-  exists = None if sizes is None else jnp.arange(m) < jnp.asarray(sizes)[:, None]
+  every = sizes is None or np.min(sizes) == m  # then the estimate needs no mask, and is faster
+  exists = None if every else jnp.arange(m) < jnp.asarray(sizes)[:, None]
   pool = _Pool(ids, correct, _check_weights(weights, valid), exists)
   return _estimate(pool, n, key, control, num_answers, permutations, combine)
 

@@ -196,7 +196,6 @@ def solve(
   draws: dict,
   orders: dict,
   vote_weight: str = "plain",
-  progress: bool = False,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
   """Computes the probability that each method's pick is right.
 
@@ -216,7 +215,7 @@ def solve(
   # The exact majority vote is the control variate of the weighted votes, so it is computed first.
   majority = {"majority": Method("", combine="sum")} if votes else {}
   control = None
-  bar = {"desc": "reranking", "unit": "methods", "leave": False, "disable": not progress}
+  bar = {"desc": "reranking", "unit": "methods", "leave": False}
   for name, method in Progress((majority | chosen).items(), **bar):
     if method.combine:
       options = draws | _vote(

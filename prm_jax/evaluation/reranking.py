@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import jax
@@ -91,7 +92,7 @@ class Options(config_lib.Checked):
 
 
 def rerank(
-  samples: ScoredSamples, options: Options = Options(), progress: bool = False
+  samples: ScoredSamples, options: Options = Options()
 ) -> tuple[dict, dict[str, np.ndarray]]:
   """Returns the content of report.json: curves, paired differences, breakdowns.
 
@@ -109,14 +110,16 @@ def rerank(
     ValueError: N outside 1..M; a method, column or breakdown that is unknown or that the samples do
       not allow; a simultaneous band of one problem.
   """
+  most = samples.correct.shape[1]
+  if options.pad_short:
+    samples = dataclasses.replace(samples, sizes=np.full_like(samples.sizes, most))
   own = methods_lib.own_scores(samples, options.score, options.label)
   scores = methods_lib.solution_scores(samples, options.neutral, own)
   every_n, weight = options.n == ("all",), options.vote_weight
   chosen, left_out = methods_lib.choose(samples, scores, options.methods, every_n, own, weight)
-  groups, pairs = breakdowns(samples, options), _pairs(chosen, own, options)
-  most = samples.correct.shape[1]
+  groups, pairs = breakdowns(samples, options.by), _pairs(chosen, own, options)
   n = [*range(1, most + 1)] if every_n else sorted({*options.n}) or powers_of_two(most)
-  curves, paired, by = _curves(samples, scores, chosen, pairs, n, groups, options, progress)
+  curves, paired, by = _curves(samples, scores, chosen, pairs, n, groups, options)
   weighted = [name for name in chosen if weight != "plain" and chosen[name].has_vote_weight]
   shown = {*chosen} if options.methods else {*DRAWN, *own, *weighted}
   drawn = [name for name in chosen if name in shown] or [*chosen]
@@ -157,17 +160,16 @@ def _pairs(chosen, own, options: Options) -> list[tuple[str, str]]:
   return [*itertools.combinations([name for name in (*own, *DRAWN) if name in chosen], 2)]
 
 
-def _curves(samples, scores, chosen, pairs, n, groups, options, progress) -> tuple[dict, ...]:
+def _curves(samples, scores, chosen, pairs, n, groups, options) -> tuple[dict, ...]:
   """Returns curves by method, differences by pair, and curves by breakdown, group and method."""
   if options.band == "simultaneous" and len(samples.problems) < 2:
     raise ValueError("--band simultaneous needs at least 2 problems; the input has 1")
   bootstrap_key, vote_key = jax.random.split(jax.random.key(options.seed))
-  sizes = _sizes(samples, options)
-  draws = {"n": np.array(n), "sizes": None if (sizes == samples.correct.shape[1]).all() else sizes}
+  draws = {"n": np.array(n), "sizes": samples.sizes}
   orders = {"key": vote_key, "permutations": options.permutations}
   with jax.enable_x64(True):
     solved, vote_error = methods_lib.solve(
-      samples, scores, chosen, draws, orders, options.vote_weight, progress
+      samples, scores, chosen, draws, orders, options.vote_weight
     )
     if unranked := [name for name, each in solved.items() if np.isnan(each).any()]:
       raise ValueError(
@@ -196,8 +198,9 @@ def _curves(samples, scores, chosen, pairs, n, groups, options, progress) -> tup
         errors = {name: _mean_error(error[members]) for name, error in vote_error.items()}
         accuracy = _with_errors({name: x[members] for name, x in solved.items()}, errors)
         by[kind][group] = {"problems": len(members), "curves": accuracy}
+  rates = _pass_rates(samples)
   for group, members in groups.get("difficulty", {}).items():
-    share = _pass_rates(samples, options)[members]
+    share = rates[members]
     by["difficulty"][group]["pass_rate"] = [float(share.min()), float(share.max())]
   return {k: every[k] for k in solved}, {k: every[k] for k in differences}, by
 
@@ -255,10 +258,8 @@ def powers_of_two(m: int) -> list[int]:
   return sorted({2**i for i in range(m.bit_length())} | {m})
 
 
-def breakdowns(
-  samples: ScoredSamples, options: Options = Options()
-) -> dict[str, dict[str, np.ndarray]]:
-  """Returns indices of problems by breakdown and group, for `options.by` or all breakdowns."""
+def breakdowns(samples: ScoredSamples, by: Sequence[str] = ()) -> dict[str, dict[str, np.ndarray]]:
+  """Returns indices of problems by breakdown and group, for those of `by` or all breakdowns."""
 
   def natural(name: str):  # level 2 before 10
     number = re.search(r"[0-9]{1,9}", name)
@@ -272,11 +273,11 @@ def breakdowns(
     members.pop(None, None)
     if members:
       groups[kind] = {name: np.array(members[name]) for name in sorted(members, key=natural)}
-  groups["difficulty"] = by_difficulty(_pass_rates(samples, options))
-  for kind in options.by:
+  groups["difficulty"] = by_difficulty(_pass_rates(samples))
+  for kind in by:
     if kind not in groups:
       raise ValueError(f"--by {kind}: no candidate has a {kind}; there are {', '.join(groups)}")
-  return {kind: each for kind, each in groups.items() if kind in (options.by or groups)}
+  return {kind: each for kind, each in groups.items() if kind in (by or groups)}
 
 
 def by_difficulty(pass_rates: np.ndarray) -> dict[str, np.ndarray]:
@@ -286,15 +287,9 @@ def by_difficulty(pass_rates: np.ndarray) -> dict[str, np.ndarray]:
   return {str(i): part for i, part in enumerate(fifths, start=1)}
 
 
-def _sizes(samples: ScoredSamples, options: Options) -> np.ndarray:
-  """Returns the number of candidates of each problem from which N are drawn `[P]`."""
-  most = samples.correct.shape[1]
-  return np.full_like(samples.sizes, most) if options.pad_short else samples.sizes
-
-
-def _pass_rates(samples: ScoredSamples, options: Options) -> np.ndarray:
+def _pass_rates(samples: ScoredSamples) -> np.ndarray:
   """Returns the share of each problem's candidates that is right `[P]`."""
-  return (samples.correct & samples.valid).sum(axis=1) / _sizes(samples, options)
+  return (samples.correct & samples.valid).sum(axis=1) / samples.sizes
 
 
 def _notices(
@@ -302,10 +297,10 @@ def _notices(
 ) -> list[str]:
   """Says what a reader of the curves must know about the candidates, and about `weighted` votes."""
   result, (problems, most) = [], samples.correct.shape
-  present, sizes = np.bincount(samples.slots // most, minlength=problems), _sizes(samples, options)
+  present = np.bincount(samples.slots // most, minlength=problems)
   if short := int((present < most).sum()):
     counts = "N counts those that exist, and a larger N draws all of them"
-    if cut_off := int((sizes - present).sum()):
+    if cut_off := int((samples.sizes - present).sum()):
       why = "as --pad_short says" if options.pad_short else 'as "drawn" or OpenAI\'s README says'
       counts = (
         f"{cut_off:,} more were generated and cut off, {why}: N counts them, and they are never "

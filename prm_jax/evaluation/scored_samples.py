@@ -42,7 +42,6 @@ class Group(msgspec.Struct):
 
 def read_scored_samples(
   paths: Sequence[pathlib.Path | str],
-  progress: bool = False,
   join: Callable[[list[Mapping[str, int]]], list[dict[str, int]]] | None = None,
   scores: Sequence[str] = (),
 ) -> ScoredSamples:
@@ -56,7 +55,6 @@ def read_scored_samples(
 
   Args:
     paths: files of JSON lines, or one bundle.
-    progress: show progress on standard error.
     join: which answers are equal, as `Grader.classes`; None: equal strings.  A bundle ignores it:
       its answers were joined when it was written.
     scores: keys of numbers that score the whole solution, higher is better.  A bundle ignores them:
@@ -76,7 +74,7 @@ def read_scored_samples(
         raise BadLine(f"{path}: is a score bundle, which is read alone, as it holds all scores")
       return read_bundle(path)
   table = Table(paths, dict.fromkeys(scores))
-  for places, record in _merged(paths, progress, "score" not in scores):
+  for places, record in _merged(paths, True, "score" not in scores):
     table.add(places, record)
   return table.samples(join)
 

@@ -38,9 +38,7 @@ def within_problems(scores: np.ndarray, correct: np.ndarray, valid: np.ndarray) 
 def solved(candidates: Candidates, n: Sequence[int], seed: int = 0) -> dict[str, np.ndarray]:
   """Returns the probability that a method's pick is right, `[P, K]`, by method."""
   samples = candidates.samples
-  outcomes, draws = (samples.correct, samples.valid), {"n": np.array(n)}
-  if not (samples.sizes == samples.correct.shape[1]).all():
-    draws["sizes"] = samples.sizes
+  outcomes, draws = (samples.correct, samples.valid), {"n": np.array(n), "sizes": samples.sizes}
   with jax.enable_x64(True):
     scores = candidates.scores | {"random": np.zeros(samples.correct.shape)}
     out = {name: np.asarray(agg.best_of_n(s, *outcomes, **draws)) for name, s in scores.items()}

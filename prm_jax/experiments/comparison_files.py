@@ -104,7 +104,7 @@ def read(
   contents: dict[pathlib.Path, ScoredSamples] = {}
   by_method: dict[pathlib.Path, dict[str, np.ndarray]] = {}
   named = _reductions(scored)
-  samples = scored_samples.read_scored_samples([path], progress=True, join=join)
+  samples = scored_samples.read_scored_samples([path], join=join)
   warnings = sample_checks.graded_both_ways(samples)
 
   for file in dict.fromkeys(scored.values()):  # several names may have one file
@@ -141,7 +141,7 @@ def read(
 
 def _read_scored(file: pathlib.Path, path: pathlib.Path, samples: ScoredSamples) -> ScoredSamples:
   """Reads a file of scores; BadLine if it has other candidates than `path`."""
-  content = scored_samples.read_scored_samples([file], progress=True)
+  content = scored_samples.read_scored_samples([file])
   same = content.problems == samples.problems and np.array_equal(content.slots, samples.slots)
   if not same or not np.array_equal(content.correct, samples.correct):
     raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")

@@ -73,8 +73,7 @@ class Samples:
   @property
   def draws(self) -> dict[str, Any]:
     """Returns the arguments `n` and `sizes` of `aggregation.best_of_n`."""
-    most = self.correct.shape[1]
-    return {"n": powers_of_two(most), "sizes": None if (self.sizes == most).all() else self.sizes}
+    return {"n": powers_of_two(self.correct.shape[1]), "sizes": self.sizes}
 
 
 def best_of_n(scores: Sequence[np.ndarray], samples: Samples) -> list[list[float]]:
