@@ -556,7 +556,9 @@ def test_a_share_of_nothing_is_unknown():
   part, whole = np.full((2, 3, 3), 0.5), np.full((2, 3, 3), [2.0, 0.0, -1.0])
   ratios = results.ratios(part, whole)
   assert interval(ratios)["mean"] == [0.25, None, None]
-  assert results.ratio_interval(ratios[:, 2]) == {"value": None, "low": None, "high": None}
+  unknown = results.ratio_interval(ratios[:, 2])
+  assert unknown == {"mean": [None], "low": [None], "high": [None]}
+  assert results.percent(unknown) == "-"
 
 
 def test_efficiency_is_the_ratio_of_labels_for_equal_accuracy():
@@ -571,12 +573,12 @@ def test_efficiency_is_the_ratio_of_labels_for_equal_accuracy():
     "uniform",
   )["convincing"]
   ratios = efficiency(line(1), line(3))
-  assert ratios["data_ratio"]["value"] == pytest.approx(3)
-  assert ratios["data_ratio"]["low"] == pytest.approx(3)
-  assert ratios["slope_ratio"]["value"] == pytest.approx(1)
-  assert efficiency(line(1), 2 * line(1))["slope_ratio"]["value"] == pytest.approx(2)
+  assert ratios["data_ratio"]["mean"] == pytest.approx([3])
+  assert ratios["data_ratio"]["low"] == pytest.approx([3])
+  assert ratios["slope_ratio"]["mean"] == pytest.approx([1])
+  assert efficiency(line(1), 2 * line(1))["slope_ratio"]["mean"] == pytest.approx([2])
   flat = efficiency(np.ones((5, 40, 4)), line(1))
-  assert flat["data_ratio"] == {"value": None, "low": None, "high": None}
+  assert flat["data_ratio"] == {"mean": [None], "low": [None], "high": [None]}
 
 
 def test_flips_have_the_given_share_and_grow_with_it():

@@ -9,7 +9,7 @@ import numpy as np
 from prm_jax.experiments import figures
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, middle
-from prm_jax.experiments.results import Results, Table, means, percent, ratio, ratio_interval
+from prm_jax.experiments.results import Results, Table, means, percent, ratio_interval
 from prm_jax.experiments.study import Make, Place, Study
 
 TITLE = "Active learning"
@@ -34,16 +34,10 @@ OTHERS = {
 
 def runs(plan: Plan) -> dict[str, Make]:
   """Returns the makers of a seed's results; the selectors come first, and choose for the others."""
-  chosen = models(plan.samples).items()
-  made = {name: functools.partial(_model, rule=rule, n=n) for name, (rule, n) in chosen}
+  chosen = [(rule, n) for n in plan.samples for rule in GROWING]
+  chosen += [(rule, middle(plan.samples)) for rule in OTHERS]
+  made = {f"{rule}-{n}": functools.partial(_model, rule=rule, n=n) for rule, n in chosen}
   return {"start": _selector, "ensemble": _selector} | made | {"labeller": _labels}
-
-
-def models(samples: Sequence[int]) -> dict[str, tuple[str, int]]:
-  """Returns the rule and the number of solutions it chooses per problem, by name of the model."""
-  chosen = [(rule, n) for n in samples for rule in GROWING]
-  chosen += [(rule, middle(samples)) for rule in OTHERS]
-  return {f"{rule}-{n}": (rule, n) for rule, n in chosen}
 
 
 def growing(rule: str, samples: Sequence[int]) -> list[str]:
@@ -161,7 +155,6 @@ def panels(results: Results) -> list[Panel]:
 
 
 def tables(results: Results) -> list[Table]:
-  """Returns the tables of page and screen."""
   samples, last, n = results.plan["samples"], results.n[-1], middle(results.plan["samples"])
   minus_uniform = lambda rule, k: percent(results.minus(f"{rule}-{k}", f"uniform-{k}"), sign=True)
   rows = [
@@ -179,7 +172,7 @@ def tables(results: Results) -> list[Table]:
         _efficiency(results, size, at)["convincing"] for size in (solutions, steps)
       )
       found = by_solution["slope_ratio"], by_solution["data_ratio"], by_step["data_ratio"]
-      lines.append([str(k), *map(ratio, found)])
+      lines.append([str(k), *(percent(each, scale=1, digits=2) for each in found)])
   others, missed = [], _missed(results)
   for rule, label in (GROWING | OTHERS).items():
     name, labels = f"{rule}-{n}", results.labels(f"{rule}-{n}")

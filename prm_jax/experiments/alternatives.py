@@ -11,7 +11,7 @@ from prm_jax.experiments import figures, quickstart
 from prm_jax.experiments.figures import Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.quickstart import QuickStartStudy
-from prm_jax.experiments.results import Results, Table, over_n, ratio, ratio_interval, ratios
+from prm_jax.experiments.results import Results, Table, over_n, percent, ratio_interval, ratios
 from prm_jax.experiments.study import Make
 
 TITLE = "What alternatives of steps are worth"
@@ -58,7 +58,6 @@ def panels(results: Results) -> list[Panel]:
 
 
 def tables(results: Results) -> list[Table]:
-  """Returns the table of page and screen."""
   at = results.at(4, 16, 64, 256)
   header = ["N", *(str(results.n[k]) for k in at)]
   rows = over_n(ARMS, results.curve, at)
@@ -70,6 +69,6 @@ def tables(results: Results) -> list[Table]:
   others = map(results.accuracy, ("own_steps", "outcome"))
   gaps = (results.accuracy("alternatives") - other for other in others)
   shares = ratios(*gaps, results.crossed).T
-  percentages = (ratio(ratio_interval(shares[k]), 0, 100) for k in at)
+  percentages = (percent(ratio_interval(shares[k]), digits=0) for k in at)
   rows.append(["share of the PRM's lead over the ORM that is due to alternatives, %", *percentages])
   return [Table("% of problems solved, with 95 % intervals", header, rows)]

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -148,24 +148,6 @@ def _read_scored(file: pathlib.Path, path: pathlib.Path, samples: ScoredSamples)
   return content
 
 
-def _checked(
-  path: pathlib.Path, scored: Sequence[pathlib.Path]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields the place and the record of each candidate in `path`, and reads `scored` beside it.
-
-  Raises BadLine for the first candidate that has other steps or another answer there.
-  """
-  files = (scored_samples.candidates(file, progress=False) for file in (path, *scored))
-  for (place_in_path, record), *others in zip(*files):
-    where = place(path, *place_in_path[:2])
-    for file, (place_in_file, other) in zip(scored, others):
-      for key in ("steps", "answer"):
-        if key in record and key in other and record[key] != other[key]:
-          about = f"{place(file, *place_in_file[:2])}: not the {key}"
-          raise BadLine(f"{about} of the candidate at {where}")
-    yield where, record
-
-
 def _reductions(names: Iterable[str]) -> dict[str, str]:
   """Returns the reduction in each model's name (`parts`); ValueError if a name is not allowed."""
   named = {name: parts(name)[2] for name in names}
@@ -183,10 +165,17 @@ def _given(
   """Returns `[P, M]` "logprob", "tokens" and "steps" (counted), each if all records have it.
 
   Also returns notices of those that only some records lack.  Raises BadLine for a wrong logprob,
-  and as `_checked`.
+  and for a candidate that has other steps or another answer in a file of `scored`.
   """
   given: dict[str, list] = {"logprob": [], "tokens": [], "steps": []}
-  for where, record in _checked(path, scored):
+  files = (scored_samples.candidates(file, progress=False) for file in (path, *scored))
+  for (place_in_path, record), *others in zip(*files):
+    where = place(path, *place_in_path[:2])
+    for file, (place_in_file, other) in zip(scored, others):
+      for key in ("steps", "answer"):
+        if key in record and key in other and record[key] != other[key]:
+          about = f"{place(file, *place_in_file[:2])}: not the {key}"
+          raise BadLine(f"{about} of the candidate at {where}")
     record = record | {"steps": len(record.get("steps") or ()) or None}
     for key, values in given.items():
       value = record.get(key)

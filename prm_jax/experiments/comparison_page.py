@@ -53,17 +53,16 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
   last, methods = f"N = {found['n'][-1]}", found["methods"]
   out = [_solved(found)]
   for kind, groups in found["by"].items():
-    if groups:
-      heads = [f"{name} ({group['problems']})" for name, group in groups.items()]
-      rows = [[n, *(percent(group[n]) for group in groups.values())] for n in methods]
-      out.append(Table(f"% solved at {last} by {kind}", ["", *heads], rows))
+    heads = [f"{name} ({group['problems']})" for name, group in groups.items()]
+    rows = [[n, *(percent(group[n]) for group in groups.values())] for n in methods]
+    out.append(Table(f"% solved at {last} by {kind}", ["", *heads], rows))
+    if "majority" in methods:
       rows = [
         [n, *(percent(group[n]["minus"], sign=True) for group in groups.values())]
         for n in methods
-        if "majority" in methods and n != "majority"
+        if n != "majority"
       ]
-      if rows:
-        out.append(Table(f"% solved minus majority at {last} by {kind}", ["", *heads], rows))
+      out.append(Table(f"% solved minus majority at {last} by {kind}", ["", *heads], rows))
   out += [_differences(found), *_scores(found)]
   if judged := found.get("process_bench"):
     heads = [*dict.fromkeys(head for f1 in judged.values() for head in f1)]

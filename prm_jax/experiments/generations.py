@@ -14,7 +14,6 @@ from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, mean, number, percent
 from prm_jax.experiments.study import Make, Place, Study
-from prm_jax.supervision import active
 
 TITLE = "Iterative retraining"
 QUESTION = (
@@ -76,10 +75,21 @@ def _model(study: Study, model: str, arm: str, g: int) -> dict[str, Any]:
     for other in ARMS
     if name(other, g) == model  # these arms share the model
   }
-  result |= {"next": chosen_next} | diagnosed(study, study.pool(model), added)
+  labels = [rating for _, _, labels in study.solutions(added) for rating in labels]
+  pool, errors = study.pool(model), study.errors(added)
+  score = np.exp(pool.scores)
+  result |= {
+    "next": chosen_next,
+    "missed": errors and errors["missed_share"],
+    "negative": mean(np.array(labels) < 0),
+    "score_right": mean(score[pool.correct]),
+    "score_wrong": mean(score[~pool.correct]),
+  }
   if g:
     last = name(arm, g - 1)
-    result |= changed(study.pool(model), study.pool(last))
+    before = study.pool(last).scores
+    result["drift"] = mean(np.abs(score - np.exp(before)))
+    result["rank_correlation"] = step_metrics.spearman(pool.scores, before)
     if arm == "convincing":
       by_last, by_this = {*choice(study, last, arm, chosen)}, {*chosen_next[arm]}
       result["overlap"] = len(by_last & by_this) / max(len(by_last | by_this), 1)
@@ -90,26 +100,6 @@ def choice(study: Study, model: str, arm: str, chosen: list[Place]) -> list[Plac
   """Returns the next solutions to label, from those of the pool that are not chosen yet."""
   rule = "uniform" if arm == "uniform" else "convincing"
   return study.choice(model, rule, ADDED, study.seed + len(chosen), chosen)
-
-
-def diagnosed(study: Study, pool: active.Pool, added: list[Place]) -> dict[str, Any]:
-  """Returns the balance of the labels of `added`, and mean scores of the pool's solutions."""
-  labels = [rating for _, _, labels in study.solutions(added) for rating in labels]
-  score, errors = np.exp(pool.scores), study.errors(added)
-  return {
-    "missed": errors and errors["missed_share"],
-    "negative": mean(np.array(labels) < 0),
-    "score_right": mean(score[pool.correct]),
-    "score_wrong": mean(score[~pool.correct]),
-  }
-
-
-def changed(pool: active.Pool, last: active.Pool) -> dict[str, Any]:
-  """Returns how far the scores of the pool have moved since the last generation's model."""
-  return {
-    "drift": mean(np.abs(np.exp(pool.scores) - np.exp(last.scores))),
-    "rank_correlation": step_metrics.spearman(pool.scores, last.scores),
-  }
 
 
 def panels(results: Results) -> list[Panel]:
@@ -129,7 +119,6 @@ def panels(results: Results) -> list[Panel]:
 
 
 def tables(results: Results) -> list[Table]:
-  """Returns the tables of page and screen."""
   last, generations = results.n[-1], range(results.plan["generations"])
   header = ["generation", *map(str, generations)]
   rows = [

@@ -111,13 +111,12 @@ def judged(scorer: Scorer, task: Task) -> dict[str, Any]:
 
 
 def problems_of(task: Task) -> dict[str, Any]:
-  """Returns the values of N, the problems' hash, and votes, oracle, level, pass rate of each."""
+  """Returns the values of N, the problems' hash, and votes, level and pass rate of each."""
   samples = Samples.of(task)
   draws, outcomes = samples.draws, (samples.correct, samples.valid)
   return {
     "n": draws["n"],
     "majority": rounded(agg.majority_vote(samples.answers, *outcomes, **draws)[0]),
-    "oracle": rounded(agg.pass_at_n(*outcomes, **draws)),
     "level": [each.level for each in task.test],
     "test_hash": hashlib.sha256(repr([each.text for each in task.test]).encode()).hexdigest(),
     "pass_rate": rounded((samples.correct & samples.valid).sum(1) / samples.sizes),

@@ -46,7 +46,13 @@ def _models(study: Study, name: str) -> dict[str, Any]:
     "prm": study.train("prm", "process", study.trees(chosen, "process"), "ood"),
     "orm": study.train("orm", "outcome", study.trees(chosen, "outcome_answer"), "ood"),
   }
-  return {"domains": {domain: judged(scorers, task) for domain, task in tests.items()}}
+  found: dict[str, dict[str, Any]] = {}
+  for domain, task in tests.items():
+    found[domain] = models.problems_of(task)
+    for arm, scorer in scorers.items():
+      judged = models.judged(scorer, task)
+      found[domain] |= {arm: judged["accuracy"], f"{arm}_auroc": judged.get("auroc")}
+  return {"domains": found}
 
 
 def domains(study: Study) -> dict[str, tasks.Task]:
@@ -75,16 +81,6 @@ def domains(study: Study) -> dict[str, tasks.Task]:
     test = tuple(tasks.sampled(each, plan.domain_samples, rng) for each in problems)
     by_domain[name] = tasks.Task((), test)
   return by_domain
-
-
-def judged(scorers: dict[str, Any], task: tasks.Task) -> dict[str, Any]:
-  """Returns best-of-N of each method, and AUROC of each model (`models.judged`)."""
-  result = models.problems_of(task)
-  for name, scorer in scorers.items():
-    judgement = models.judged(scorer, task)
-    result[name] = judgement["accuracy"]
-    result[f"{name}_auroc"] = judgement.get("auroc")
-  return result
 
 
 def compared(results: Results) -> dict[str, dict[str, Any]]:

@@ -84,13 +84,9 @@ class Results:
     """Returns the `intervals` of the difference of two runs."""
     return self.intervals(self.accuracy(a) - self.accuracy(b))
 
-  def values(self, run: str, key: str) -> list[float]:
-    """Returns a key's number from each seed that has it."""
-    return [each[key] for each in self.of(run) if each.get(key) is not None]
-
   def mean(self, run: str, key: str) -> float | None:
     """Returns the mean of a key's number over the seeds that have it."""
-    return mean(self.values(run, key))
+    return mean(each.get(key) for each in self.of(run))
 
   def labels(self, run: str) -> dict[str, int]:
     """Returns the number of labels by value, over all seeds."""
@@ -155,18 +151,18 @@ def ratios(part: np.ndarray, whole: np.ndarray, crossed: bool = False) -> np.nda
     return np.where(whole > 0, part / whole, np.nan)
 
 
-def ratio_interval(ratios: np.ndarray) -> dict[str, float | None]:
-  """Returns the first of `[1 + R]` ratios with the interval of the others; None if not finite.
+def ratio_interval(ratios: np.ndarray) -> dict[str, list[float | None]]:
+  """Returns the first of `[1 + R]` ratios and the interval of the others, as `interval` does.
 
   A resample without a number counts as the lowest for the lower limit, and as the highest for the
-  upper limit.
+  upper limit.  What is not finite is None.
   """
   ends = (
     np.nan_to_num(ratios[1:], nan=x, posinf=np.inf, neginf=-np.inf) for x in (-np.inf, np.inf)
   )
   limits = [np.percentile(each, q, method="nearest") for each, q in zip(ends, PERCENT)]
-  numbers = {"value": ratios[0], "low": limits[0], "high": limits[1]}
-  return {key: float(x) if np.isfinite(x) else None for key, x in numbers.items()}
+  numbers = {"mean": ratios[0], "low": limits[0], "high": limits[1]}
+  return {key: [float(x) if np.isfinite(x) else None] for key, x in numbers.items()}
 
 
 def percent(
@@ -186,13 +182,6 @@ def over_n(
   """Returns a row for each label: the values of its curve at these indices of N."""
   curves = ((label, curve(name)) for name, label in labels.items())
   return [[label, *(percent(each, sign, k) for k in at)] for label, each in curves]
-
-
-def ratio(found: dict[str, float | None], digits: int = 2, scale: float = 1) -> str:
-  """Returns a value of `ratio_interval` as "1.23 (1.04 to none)"."""
-  values = (found[key] for key in ("value", "low", "high"))
-  value, low, high = (number(x, digits, scale, "none") for x in values)
-  return f"{value} ({low} to {high})"
 
 
 def number(

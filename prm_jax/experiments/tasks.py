@@ -202,13 +202,6 @@ def _process_bench(record: dict[str, Any]) -> dict[str, Any]:
   return record | {"is_correct": record["final_answer_correct"], "labels": labels}
 
 
-def answered(original: Problem, rng: np.random.Generator) -> Problem:
-  """Returns the problem with only the samples that have an answer, in random order."""
-  samples = [original.solutions[i] for i in rng.permutation(original.samples)]
-  answers = [each for each in samples if each.answer is not None]
-  return problem(original.text, original.level, answers)
-
-
 def from_files(pool: Sequence[Problem], test: Sequence[Problem], seed: int) -> Task:
   """Returns the task of candidates from files.
 
@@ -224,8 +217,12 @@ def from_files(pool: Sequence[Problem], test: Sequence[Problem], seed: int) -> T
     test = [pool[i] for i in sorted(order[: len(pool) // 2])]
   held_out = {each.text for each in test}
   rng = np.random.default_rng([seed, *b"pool"])
-  pool = [answered(each, rng) for each in pool if each.text not in held_out]
-  pool = [each for each in pool if each.samples]
-  if not pool or not test:
-    raise ValueError(f"{len(pool)} problems to train on, {len(test)} to test on: expected both")
-  return Task(tuple(pool), tuple(test))
+  kept = []
+  for each in pool:
+    if each.text not in held_out:
+      samples = (each.solutions[i] for i in rng.permutation(each.samples))
+      if answers := [x for x in samples if x.answer is not None]:
+        kept.append(problem(each.text, each.level, answers))
+  if not kept or not test:
+    raise ValueError(f"{len(kept)} problems to train on, {len(test)} to test on: expected both")
+  return Task(tuple(kept), tuple(test))
