@@ -54,9 +54,8 @@ twice=$(basename -a "${bases[@]}" | sort | uniq -d)
 [ -z "$twice" ] || fail "two base models are named $twice, as is the folder of results: rename one"
 out=${out:-runs/mathematics-$scale}
 origin=$(cd -- "$source" >/dev/null 2>&1 && pwd -P || echo "$source")
-made="--scale=$scale --generator=$generator --problems=$reported --n=$n"
+made="--scale=$scale --generator=$generator --problems=$reported --n=$n --source=$origin"
 made_with=$(cat "$out/made_with" 2>/dev/null || echo "$made")
-[[ $made_with != *" --source="* ]] || made+=" --source=$origin" # older outputs do not name it
 if [ "$made_with" != "$made" ]; then
   fail "$out was made with $made_with, not $made: give another --output (if the source was only \
 moved: correct $out/made_with)"
@@ -87,7 +86,7 @@ done
 run "$out/problems" split_problems --source="$source" --output="$out/problems" --seed=0 \
   --reported="$reported" --own="$own" --training="$training" ${levels[@]:+--levels "${levels[@]}"}
 # Written only here, so that a failed try does not bind the next one.
-echo "${made% --source=*} --source=$origin" > "$out/made_with"
+echo "$made" > "$out/made_with"
 
 if $only_settings; then
   mkdir -p "$out/settings"

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import io
-import json
 import math
 
 import numpy as np
@@ -228,15 +227,6 @@ def test_a_bundle_has_places_in_large_files(tmp_path):
   samples = dataclasses.replace(samples, places=places)
   again = read_scored_samples([bundled(samples, tmp_path / "bundle")])
   np.testing.assert_array_equal(again.places, places)
-
-
-def test_a_bundle_without_columns_has_the_old_format(tmp_path):
-  """Programs from before --score can read a bundle without columns."""
-  bundle = bundled(samples_of(tmp_path / "a.jsonl", generated()), tmp_path / "bundle")
-  with np.load(bundle) as stored:
-    header = json.loads(stored["header"].tobytes())
-    assert "scores" not in stored.files
-  assert [*header] == ["format", "version", "files", "file_bytes", "problems", "levels", "subjects"]
 
 
 def solved(samples, **options):

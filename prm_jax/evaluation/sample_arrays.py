@@ -95,7 +95,7 @@ def write_bundle(samples: ScoredSamples, file: BinaryIO) -> None:
   in the source files: `read_solutions` needs these at the same paths and unchanged.
   """
   fields = vars(samples)
-  header = FORMAT | {name: x for name, x in fields.items() if isinstance(x, tuple) and x}
+  header = FORMAT | {name: x for name, x in fields.items() if isinstance(x, tuple)}
   header["files"] = [str(file.absolute()) for file in samples.files]
   stored = {name: _smallest(x) for name, x in fields.items() if isinstance(x, np.ndarray)}
   stored["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)

@@ -22,7 +22,7 @@ class Result(msgspec.Struct):
 
 
 def read_result(path: pathlib.Path) -> Result:
-  """Reads a result file; raises BadLine if it is another file, or an old one with other keys."""
+  """Reads a result file; raises BadLine if it is another file."""
   document = json_lines.document(path)
   if "benchmark" in document and "threshold" not in document:
     raise json_lines.BadLine(f"{path}: the result of an outcome model, which decides no steps")
@@ -45,9 +45,6 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
     )
   name = results[0].benchmark
   judged, trees = [x.solutions for x in results], [x.trees for x in results]
-  for path, part in zip(paths, judged):
-    if name == "prm_bench" and not all(each.cluster for each in part):
-      raise ValueError(f"{path}: of an earlier version, without PRMBench's idx: evaluate again")
   # An id of prm800k is a place in a scored file, of which each model has its own.
   own_id = lambda x: "" if name == "prm800k" else x.id
   for kind, pair in (("solutions", judged), ("trees", trees)):

@@ -52,7 +52,6 @@ def draw(
   if content.get("experiment") != name:
     raise ValueError(f"{path}: not the results of {name}, but {content.get('experiment')!r}")
   try:
-    content.pop("summary", None)  # of files written until 2026-11-28
     return _draw(Results(**content), directory, vector, {})
   except (LookupError, TypeError, ValueError, AttributeError) as error:
     raise ValueError(f"{path}: not the results of an experiment, or damaged: {error!r}") from error
