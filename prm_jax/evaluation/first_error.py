@@ -83,11 +83,10 @@ def best_threshold(judged: Sequence[Judged]) -> float:
 
 
 def curve(judged: Sequence[Judged]) -> dict[str, list | dict]:
-  """Returns `accuracies` of each group, and the mean F1, at the thresholds of `CURVE`."""
-  columns, out, f1 = sums(judged, CURVE), {}, []
+  """Returns `accuracies` of each group at the thresholds of `CURVE`."""
+  columns, out = sums(judged, CURVE), {}
   plain = lambda values: [None if np.isnan(x) else float(x) for x in values]
   for group, members in by_group(judged).items():
     values = accuracies(columns[members].sum(0))
-    f1.append(values["f1"])
     out[group] = {name: plain(value) for name, value in values.items()}
-  return {"threshold": CURVE.tolist(), "groups": out, "mean_f1": plain(np.mean(f1, axis=0))}
+  return {"threshold": CURVE.tolist(), "groups": out}

@@ -69,12 +69,11 @@ warnings.filterwarnings("ignore")
 reads = lambda answer: None  # called with the answer that is parsed next; set by `worker`
 
 
-def judge(a: str, b: str, precision: int = 6, strict: bool = True) -> str:
+def judge(a: str, b: str, precision: int = 6) -> str:
   """Returns "equal", "different", or "undecided: " and the reason.
 
   Args:
     precision: number of decimals that count where a number is given in decimals.
-    strict: whether the names of variables count.
   """
   if reason := too_large(latex(unfenced(a))) or too_large(latex(unfenced(b))):
     return f"undecided: {reason}"
@@ -91,7 +90,7 @@ def judge(a: str, b: str, precision: int = 6, strict: bool = True) -> str:
   if not x or not y:
     words = all(re.fullmatch(r"[A-Za-z' -]+", form) for form in forms)
     return "different" if words else "undecided: not parsed"
-  options = {"float_rounding": precision, "strict": strict, "timeout_seconds": None}
+  options = {"float_rounding": precision, "timeout_seconds": None}
   x, y = _ordered(list(x), list(y))
   equal = math_verify.verify(x, y, **options)
   if not equal and _is(grader.is_equation, x[0]) == _is(grader.is_equation, y[0]):
