@@ -25,8 +25,7 @@ def diagnose(
 
   Returns:
     calibration: see `calibration`.
-    length_bias: Spearman's correlation of each reduction with the number of steps, among solutions
-      with and without a wrong step.  Both are 0 for a solution score that ignores length.
+    length_bias: see `length_bias`.
     minimum_at_last_step: share of solutions of two steps or more whose smallest score is the last;
       a high share suggests that the scores are about outcomes (arXiv:2501.07301, figure 8).
     right_answer_wrong_steps: of the n solutions with a right answer and a wrong step, the share
@@ -112,7 +111,8 @@ def calibration(judged: Sequence[Judged]) -> dict[str, Any]:
 def length_bias(judged: Sequence[Judged]) -> dict[str, Any]:
   """Returns Spearman's correlation of each reduction with the number of steps.
 
-  "right" is among solutions without a wrong step, "wrong" among the others.
+  "right" is among solutions without a wrong step, "wrong" among the others.  Both are 0 for a
+  solution score that ignores length.
   """
   counts = np.array([len(each.scores) for each in judged])
   wrong = np.array([each.first_error >= 0 for each in judged])

@@ -102,7 +102,6 @@ def render_page(report: dict, png: bytes, problems: Sequence[page.Problem]) -> s
     figure=png,
     sentence=sentence,
     columns=shown(report["n"]),
-    last=len(report["n"]) - 1,
     votes=vote_note(report),
     tie=ranking.TIE,
     steps=any(
