@@ -232,7 +232,7 @@ def test_merged_factors_are_rounded_once():
   weight = jnp.ones((1, 4, 4), jnp.bfloat16)
   factors = {f"{name}_lora_in": jnp.ones((1, 4, 1)), f"{name}_lora_out": jnp.full((1, 1, 4), 1e-4)}
   c = dataclasses.replace(LORA, lora_rank=1, lora_alpha=1.0, lora_targets=(name,))
-  merged = trainable.merge_lora({"blocks": {name: weight} | factors}, c)["blocks"][name]
+  merged = trainable.merge_lora({"blocks": {name: weight} | factors}, c, "float32")["blocks"][name]
   np.testing.assert_allclose(merged, 1.0001, rtol=1e-7)
 
 

@@ -156,7 +156,7 @@ def run_params(c: config_lib.Experiment, abstract: Params) -> tuple[Params, Step
   """Returns another run's newest readable parameters, factors merged, and its head's contract."""
   mesh = abstract["embedding"].sharding.mesh
   _, metadata, params = checkpoint_lib.restore_params(c.init.checkpoint, mesh)
-  convert = lambda params: merge(abstract, merge_lora(params, metadata.config.model))
+  convert = lambda params: merge(abstract, merge_lora(params, metadata.config.model, "float32"))
   convert = jax.jit(convert, out_shardings=sharding_lib.shardings(abstract))
   return convert(params), metadata.contract
 

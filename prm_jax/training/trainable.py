@@ -56,10 +56,12 @@ def merge(params: Params, trained: Params) -> Params:
   }
 
 
-def merge_lora(params: Params, c: config_lib.Model) -> Params:
+def merge_lora(params: Params, c: config_lib.Model, dtype: str | None = None) -> Params:
   """Adds the products of the low-rank factors to the weights; returns parameters without factors.
 
-  The sums are float32: bfloat16 loses most of an update that is a thousandth of its weight.
+  Args:
+    dtype: of the sums; None: that of the weights.  Sums are rounded once: bfloat16 loses most of an
+      update that is a thousandth of its weight.
   """
   if not c.lora_rank:
     return params
@@ -67,5 +69,6 @@ def merge_lora(params: Params, c: config_lib.Model) -> Params:
   for name in c.lora_targets:
     low, high = (params["blocks"][f"{name}_lora_{side}"] for side in ("in", "out"))
     update = jax.vmap(lambda low, high: jnp.tensordot(low, high, 1, precision="highest"))(low, high)
-    blocks[name] = blocks[name].astype(jnp.float32) + c.lora_alpha / c.lora_rank * update
+    weight = blocks[name] + c.lora_alpha / c.lora_rank * update
+    blocks[name] = weight.astype(dtype or blocks[name].dtype)
   return params | {"blocks": blocks}
