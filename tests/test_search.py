@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import gc
 import math
 import types
+import weakref
 
 import jax
 import numpy as np
@@ -245,6 +247,19 @@ def test_nan_of_the_reward_model_is_an_error():
 def shared_reader(kind: str) -> CachedScorer:
   """Returns a cached scorer with two contexts, the same for all examples."""
   return CachedScorer(scorer(kind), 2)
+
+
+def test_a_cached_scorer_is_freed_with_its_last_reference():
+  """Its weights and cache leave the device at once, as an experiment makes one after the other."""
+  reader = CachedScorer(scorer(), 1)
+  assert reader.length("P", ("a",)) > 0
+  freed = weakref.ref(reader)
+  gc.disable()
+  try:
+    del reader
+    assert freed() is None
+  finally:
+    gc.enable()
 
 
 def test_a_growing_context_changes_no_probability():

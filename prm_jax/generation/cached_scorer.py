@@ -55,7 +55,7 @@ class CachedScorer:
     self.scorer = scorer
     self.places = [Places() for _ in range(contexts)]
     # A search asks for the paths of its newest solutions several times, and not for older ones.
-    self._path = functools.lru_cache(2**12)(self._path)
+    self._path = functools.lru_cache(2**12)(functools.partial(_path, scorer))
     self.encoded = [0] * contexts  # tokens encoded so far in each context, without padding
     self._extend = _extend(scorer.graph, scorer.config)
     with jax.set_mesh(scorer.mesh):
@@ -126,12 +126,6 @@ class CachedScorer:
     """Returns the number of tokens encoded when a solution is scored from its start."""
     return len(self._path(problem, steps))
 
-  def _path(self, problem: str, steps: Sequence[str]) -> Path:
-    """Returns the tokens up to the one at which the last step is read."""
-    tree = self.scorer.encode(problem, steps)
-    read = tree.read_positions[-1]
-    return tuple(tree.tokens[: read + 1][tree.subtree_end[: read + 1] > read].tolist())
-
   def _trees(self, group: int, paths: Sequence[Path]) -> Iterator[_Tree]:
     """Yields the new tokens of these paths as trees; each continues one path of the context."""
     by_past: dict[tuple[int, ...], list[Path]] = {}
@@ -140,6 +134,13 @@ class CachedScorer:
       by_past.setdefault(tuple(past), []).append(path)
     for past, several in by_past.items():
       yield from _merged(group, past, several)
+
+
+def _path(scorer: Scorer, problem: str, steps: Sequence[str]) -> Path:
+  """Returns the tokens up to the one at which the last step is read."""
+  tree = scorer.encode(problem, steps)
+  read = tree.read_positions[-1]
+  return tuple(tree.tokens[: read + 1][tree.subtree_end[: read + 1] > read].tolist())
 
 
 @functools.lru_cache(8)  # searches of one architecture share the compiled program
