@@ -357,6 +357,9 @@ def test_a_line_has_the_keys_of_the_record_and_of_the_judge():
   assert [each["1"] for each in line["rating_probs"]] == pytest.approx([1, 1 / 3])
   assert line["prm_score"] == pytest.approx(1 / 3) and "step_std" not in line
   assert line["is_correct"] is True
+  for same in ({}, {"is_correct": None}):  # ProcessBench's name of the outcome
+    known = judge.line(same | {"final_answer_correct": True}, *TWO, judgement, about)
+    assert known["is_correct"] is True and known["provenance"]["outcome"] == "answer"
   counts = {"agreement": 2 / 3, "tokens": 40, "cut_off": 0}
   assert line["provenance"] == {"method": "judge"} | about | counts | {"outcome": "answer"}
   own = judge.line({}, *TWO, judgement, {})

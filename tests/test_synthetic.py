@@ -66,21 +66,23 @@ def test_annotated_lines_can_be_prepared_and_have_their_provenance(tmp_path):
   rows = [
     {"problem": "p", "text": "a\nx\nb", "is_correct": True, "note": 1},
     {"problem": "q", "steps": ["a", "b"]},
+    {"problem": "r", "steps": ["a"], "is_correct": None, "final_answer_correct": False},
   ]
   write_lines(path, rows)
   given = (path, Oracle(), "runs/prm", 0.2)
   lines = list(synthetic.annotated(*given, counts := collections.Counter()))
-  assert [line["labels"] for line in lines] == [[1, -1, None], [1, 1]]
-  assert [line["is_correct"] for line in lines] == [True, True]
-  assert [line["provenance"]["outcome"] for line in lines] == ["answer", "labeller"]
+  assert [line["labels"] for line in lines] == [[1, -1, None], [1, 1], [1]]
+  assert [line["is_correct"] for line in lines] == [True, True, False]
+  outcomes = [line["provenance"]["outcome"] for line in lines]
+  assert outcomes == ["answer", "labeller", "answer"]  # ProcessBench's name is read too
   assert {line["provenance"]["labeller"] for line in lines} == {"runs/prm"}
   assert lines[0]["note"] == 1 and lines[0]["provenance"]["threshold"] == 0.2
-  assert "0.0 % of 1" in synthetic.table(counts)[1]
+  assert "0.0 % of 2" in synthetic.table(counts)[1]
   overruled = synthetic.annotated(*given, collections.Counter(), outcome_by_labeller=True)
-  assert [line["is_correct"] for line in overruled] == [False, True]
+  assert [line["is_correct"] for line in overruled] == [False, True, True]
   out = write_lines(tmp_path / "labels.jsonl", lines)
   manifest = prepare.prepare_stepwise(tmp_path / "data", prepare.Stepwise(), source=out)
-  assert manifest["splits"]["train"]["rows"]["kept"] == 2
+  assert manifest["splits"]["train"]["rows"]["kept"] == 3
 
 
 @pytest.mark.shared_data

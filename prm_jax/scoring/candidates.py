@@ -49,6 +49,15 @@ def solution(record: dict[str, Any], separator: str, where: str) -> tuple[str, t
   return checked.problem, tuple(checked.steps)
 
 
+def outcome(record: dict[str, Any]) -> bool | None:
+  """Returns whether the final answer of a record that `solution` has checked is right.
+
+  None: unknown, or `is_correct` is null because a grader or a judge was undecided.
+  """
+  right = record.get("is_correct")
+  return record.get("final_answer_correct") if right is None else right
+
+
 def split(text: str, separator: str) -> tuple[list[str], list[int]]:
   """Returns the steps of a text that are not blank, and the index just past the text of each.
 

@@ -159,11 +159,10 @@ def line(
   """
   verdicts = judgement.verdicts
   first = plurality(verdicts)
-  # ProcessBench calls it final_answer_correct.
-  given = record.get("is_correct", record.get("final_answer_correct"))
+  given = candidates.outcome(record)
   right = probabilities(verdicts, len(steps))
   decided = len(verdicts) - verdicts.count(None)
-  known = isinstance(given, bool)
+  known = given is not None
   judged_correct = None if first is None else first == NONE_WRONG
   others = candidates.SCORES["process"]  # another model's scores
   return {key: value for key, value in record.items() if key not in others} | {

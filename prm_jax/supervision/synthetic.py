@@ -95,7 +95,7 @@ def annotated(
   Args:
     name: of the model, for the provenance.
     counts: updated with counts of the labels, for `table`.
-    outcome_by_labeller: take `is_correct` from the labeller, even if a line has it.
+    outcome_by_labeller: take `is_correct` from the labeller, even if a line has an outcome.
 
   Raises:
     ValueError: the scorer is an outcome model, which labels no steps; or as `candidates.rated`.
@@ -105,12 +105,12 @@ def annotated(
   about = {"method": "model", "labeller": name, "step": scorer.step, "threshold": threshold}
   for line in candidates.rated(path, scorer, "labelling"):
     ratings = label(line.probabilities.mean(1), threshold, scorer.contract.labels)
-    given, passes = line.record.get("is_correct"), -1 not in ratings
+    given, passes = candidates.outcome(line.record), -1 not in ratings
     counts.update(map(str, ratings))
     counts.update(solutions=1, right=passes)
-    if isinstance(given, bool):
+    if given is not None:
       counts.update(answers=1, agree=given == passes)
-    known = isinstance(given, bool) and not outcome_by_labeller
+    known = given is not None and not outcome_by_labeller
     yield line.record | {
       "problem": line.problem,
       "steps": line.steps,
