@@ -196,7 +196,7 @@ def test_nan_of_the_language_model_is_an_error():
   """Samples of damaged weights are not written as if they were drawn."""
   engine = sampler()
   weights = engine.weights | {"final_norm": engine.weights["final_norm"] * np.nan}
-  with pytest.raises(ValueError, match="the language model gives NaN"):
+  with pytest.raises(ValueError, match="model gives NaN: damaged weights, or too large for its"):
     next(
       dataclasses.replace(engine, weights=weights).generate(
         [Prompt("", "x", "\n", 0)], 1, FREE, LIMITS

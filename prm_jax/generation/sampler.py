@@ -350,4 +350,4 @@ def uniform(seed: jax.Array, sample: jax.Array, place: jax.Array) -> jax.Array:
 def refuse_nan(log_probs: np.ndarray) -> None:
   """Raises ValueError if the language model gave NaN for a token."""
   if np.isnan(log_probs).any():
-    raise ValueError("the language model gives NaN: damaged weights, or too large for --dtype")
+    raise ValueError("the language model gives NaN: damaged weights, or too large for its dtype")
