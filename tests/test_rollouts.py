@@ -68,7 +68,7 @@ def solved(seed: int = 0, each: int = 4) -> tuple[list[Problem], list[list[int]]
   return problems, ratings
 
 
-def annotated(engine, problems, s: Settings, tmp_path, form="plain") -> list[dict]:
+def annotated(engine, problems, s: Settings, tmp_path, form="plain", **more) -> list[dict]:
   """The output lines of all solutions."""
   make = lambda text, seed: Prompt("", text, "\n", seed)
   path = tmp_path / f"{random.random()}.journal"
@@ -77,7 +77,7 @@ def annotated(engine, problems, s: Settings, tmp_path, form="plain") -> list[dic
     contextlib.closing(journal_lib.Journal(path, {})) as journal,
   ):
     given = (Sampling(), Limits(20), "\n", grader, s, 3, {"labeller": "x"})
-    annotator = rollouts.Annotator(engine, make, *given, form=form)
+    annotator = rollouts.Annotator(engine, make, *given, form=form, **more)
     annotator.run(problems, range(len(problems)), journal)
     return [line for i in range(len(problems)) for line in journal.done[i]]
 
@@ -136,6 +136,13 @@ def test_a_few_shot_rollout_may_go_on_with_the_next_problem(tmp_path):
   assert line["labels"] == [True, True]
 
 
+def labelled_problems(directory) -> set[str]:
+  """The texts of the problems in the journals of a directory."""
+  texts = "".join(path.read_text() for path in directory.glob("*.journal"))
+  lines = [json.loads(line)["lines"][0] for line in texts.splitlines() if "lines" in line]
+  return {each["problem"] for each in lines}
+
+
 def test_problems_that_the_engine_refuses_leave_the_others_in_the_journal(tmp_path):
   """If a server refuses two problems, the user reads which is the first; the others have labels."""
   refused = {PROBLEMS[1].text, PROBLEMS[2].text}
@@ -149,14 +156,28 @@ def test_problems_that_the_engine_refuses_leave_the_others_in_the_journal(tmp_pa
       if bad:
         raise PromptError(dict.fromkeys(bad, "too long"))
 
-  with pytest.raises(ValueError, match=r"^problem 2, .*: too long"):
+  with pytest.raises(ValueError, match=r"^problem 2, .*: too long \(1 more were refused\)$"):
     annotated(Refusing(), solved()[0], Settings(rollouts=2), tmp_path)
-  texts = "".join(path.read_text() for path in tmp_path.glob("*.journal"))
-  lines = [json.loads(line)["lines"][0] for line in texts.splitlines() if "lines" in line]
-  assert {x["problem"] for x in lines} == {x.text for x in PROBLEMS} - refused
+  assert labelled_problems(tmp_path) == {x.text for x in PROBLEMS} - refused
   refused, engine = {x.text for x in PROBLEMS}, Refusing()  # as with a wrong key
-  with pytest.raises(ValueError, match=r"^problem 1, .*: too long"):
-    annotated(engine, solved()[0], Settings(rollouts=2), tmp_path)
+  with pytest.raises(ValueError, match=r"^problem 1, .*: too long \(7 more were refused\)$"):
+    annotated(engine, solved()[0], Settings(rollouts=2), tmp_path, at_once=1)
+
+
+def test_many_problems_that_are_refused_before_the_others_begin_leave_these_labels(tmp_path):
+  """The sampler refuses long prompts before any rollout; problems with short ones get labels."""
+  refused = {each.text for each in PROBLEMS[1 : 2 + rollouts.REFUSED]}
+
+  class Refusing(Oracle):
+    def generate(self, prompts, n, sampling, limits):
+      bad = [i for i, prompt in enumerate(prompts) if prompt.problem in refused]
+      if bad:
+        raise PromptError(dict.fromkeys(bad, "too long"))
+      return super().generate(prompts, n, sampling, limits)
+
+  with pytest.raises(ValueError, match=r"^problem 2, .*: too long \(8 more were refused\)$"):
+    annotated(Refusing(), solved()[0], Settings(rollouts=2), tmp_path)
+  assert labelled_problems(tmp_path) == {x.text for x in PROBLEMS} - refused
 
 
 def test_a_binary_search_makes_rollouts_from_few_steps(tmp_path):

@@ -15,7 +15,7 @@ import msgspec
 
 from prm_jax.evaluation.answers import extraction, grading
 from prm_jax.generation import prompts as prompts_lib
-from prm_jax.generation.engines import Engine, Limits, Prompt, PromptError, derived_seed
+from prm_jax.generation.engines import Engine, Limits, Prompt, PromptError, derived_seed, naming
 from prm_jax.generation.sampling import Sampling
 from prm_jax.runtime import json_lines, progress
 from prm_jax.runtime.journal import Journal
@@ -121,18 +121,21 @@ class Annotator:
 
     Raises:
       ValueError: the engine refuses a prompt of a problem; the others have been labelled, unless it
-        refuses `REFUSED` in a row.
+        refuses all problems under way, `REFUSED` or more in a row.
       OSError: as the engine.
     """
     waiting, done = collections.deque(left), len(journal.done)
-    refused: dict[int, ValueError] = {}  # by problem
+    refused: dict[int, str] = {}  # reasons by problem
     excused = 0  # problems refused before the latest rollout; the others are in a row
     under_way: dict[int, list[Steps]] = {}  # by problem, the prefixes that need rollouts
     made: collections.Counter[str] = collections.Counter()
     total = done + len(left)
-    with progress.Progress(desc="rollouts", total=total, initial=done, unit="problems") as bar:
+    bar = progress.Progress(desc="rollouts", total=total, initial=done, unit="problems")
+    with bar, naming(lambda i: f"problem {i + 1}, {json_lines.show(problems[i].text)}"):
       while waiting or under_way:
-        while waiting and self.per_round * sum(map(len, under_way.values())) < self.at_once:
+        # Prompts beside refused ones may not have had their turn: first they are asked alone.
+        most = 0 if under_way and len(refused) > excused else self.at_once
+        while waiting and self.per_round * sum(map(len, under_way.values())) < most:
           i = waiting.popleft()
           under_way[i] = wanted(problems[i], self.s)
         by_size = collections.defaultdict(list)  # the last round of a step may be smaller
@@ -146,14 +149,9 @@ class Annotator:
           try:
             self._round([(problems[i], steps) for i, steps in asked], size, made, bar)
           except PromptError as error:
-            for index, why in error.refused.items():
-              i = asked[index][0]
-              name = f"problem {i + 1}, {json_lines.show(problems[i].text)}"
-              refused.setdefault(i, ValueError(f"{name}: {why}"))
+            refused |= {asked[i][0]: why for i, why in error.refused.items()}
         if made["rollouts"] > before_round:
           excused = len(refused)
-        elif len(refused) - excused >= REFUSED:
-          break
         for i in [*under_way]:
           problem = problems[i]
           under_way[i] = wanted(problem, self.s)
@@ -163,8 +161,10 @@ class Annotator:
             del under_way[i]
             journal.add(i, [line(problem, each, self.s, self.about) for each in problem.solutions])
             bar.update()
-    if refused:
-      raise next(iter(refused.values()))
+        if not under_way and len(refused) - excused >= REFUSED:
+          break
+      if refused:
+        raise PromptError(refused)
 
   @property
   def per_round(self) -> int:
