@@ -315,7 +315,7 @@ def test_the_thoughts_that_a_server_separates_are_read(key, chat):
     (b"[" * 2**20, "nested"),
     (b"{}", 'no "choices"'),
     (b'{"choices": []}', "0 choices"),
-    (b'{"choices": [{"text": "a"}]}', 'no "message"'),
+    (b'{"choices": [{}]}', 'no "text" and no "message"'),
     (b'{"choices": [{"message": {"content": ["a"]}}]}', "expected `?str"),
   ],
 )

@@ -20,7 +20,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import msgspec
 import urllib3
@@ -68,43 +68,35 @@ class LogProbs(msgspec.Struct):
   token_logprobs: list[float | None] | None = None
 
 
-class Choice(msgspec.Struct, kw_only=True):
-  finish_reason: str | None = None
-  stop_reason: str | int | None = None  # the stop string, from vLLM
-  matched_stop: str | int | None = None  # the same from SGLang
-  logprobs: LogProbs | None = None
-
-
-class TextChoice(Choice):
-  text: str
-
-
 class Message(msgspec.Struct):
   content: str | None = None  # null: cut off before the answer, or refused
   reasoning: str | None = None  # the thinking, which the server's parser cut out of the content
   reasoning_content: str | None = None  # the same from older servers, and from others
 
 
-class ChatChoice(Choice):
-  message: Message
+class Choice(msgspec.Struct):
+  text: str | None = None
+  message: Message | None = None  # of a chat; `text` becomes thinking and answer, as written
+  finish_reason: str | None = None
+  stop_reason: str | int | None = None  # the stop string, from vLLM
+  matched_stop: str | int | None = None  # the same from SGLang
+  logprobs: LogProbs | None = None
 
-  @property
-  def text(self) -> str:
-    """The thinking and the answer, as the model wrote them."""
-    thinking = self.message.reasoning or self.message.reasoning_content
-    answer = self.message.content or ""
-    return f"<think>\n{thinking}\n</think>\n{answer}" if thinking else answer
-
-
-AnyChoice = TypeVar("AnyChoice", TextChoice, ChatChoice)
+  def __post_init__(self):
+    if self.message:
+      thinking = self.message.reasoning or self.message.reasoning_content
+      before = f"<think>\n{thinking}\n</think>\n" if thinking else ""
+      self.text = before + (self.message.content or "")
+    if self.text is None:
+      raise ValueError('no "text" and no "message"')
 
 
 class Usage(msgspec.Struct):
   completion_tokens: int | None = None
 
 
-class Answer(msgspec.Struct, Generic[AnyChoice]):
-  choices: list[AnyChoice]
+class Answer(msgspec.Struct):
+  choices: list[Choice]
   usage: Usage | None = None
 
 
@@ -194,7 +186,7 @@ class Server:
     sampling: Sampling,
     limits: Limits,
   ) -> Completion:
-    path, kind, asked = self._form(prompt)
+    path, asked = self._form(prompt)
     body = asked | {
       "model": self.model,
       "n": 1,
@@ -208,22 +200,20 @@ class Server:
     # Parameters of vLLM and SGLang that OpenAI's API lacks.
     body |= {"top_k": sampling.top_k} if sampling.top_k else {}
     body |= {"min_p": sampling.min_p} if sampling.min_p else {}
-    answer = self._ask(pool, path, kind, body)
+    answer = self._ask(pool, path, body)
     if len(answer.choices) != 1:
       raise ValueError(f"{self.url}: {len(answer.choices)} choices for n=1")
     return self._read(answer, i, k, limits)
 
-  def _form(self, prompt: Prompt) -> tuple[str, type[Answer], dict[str, Any]]:
-    """Returns path, answer type and request fields of the API: completions or chat."""
+  def _form(self, prompt: Prompt) -> tuple[str, dict[str, Any]]:
+    """Returns path and request fields of the API: completions or chat."""
     if self.chat:
       messages = [{"role": "user", "content": prompt.text}]
-      return "chat/completions", Answer[ChatChoice], {"messages": messages}
+      return "chat/completions", {"messages": messages}
     asked = prompts_lib.encode(prompt, self.tokenizer) if self.tokenizer else prompt.text
-    return "completions", Answer[TextChoice], {"prompt": asked, "logprobs": 0}
+    return "completions", {"prompt": asked, "logprobs": 0}
 
-  def _ask(
-    self, pool: urllib3.PoolManager, path: str, kind: type[Answer], body: dict[str, Any]
-  ) -> Answer:
+  def _ask(self, pool: urllib3.PoolManager, path: str, body: dict[str, Any]) -> Answer:
     url = f"{self.url.rstrip('/')}/{path}"
     headers = {"Content-Type": "application/json"}
     headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
@@ -246,7 +236,7 @@ class Server:
       raise ValueError(f"{url}: status {response.status}: {shown}")
     if len(data) > MAX_BYTES:
       raise ValueError(f"{url}: an answer of more than {MAX_BYTES} bytes")
-    return json_lines.convert(json_lines.parse(data, url), kind, url)
+    return json_lines.convert(json_lines.parse(data, url), Answer, url)
 
   def _read(self, answer: Answer, i: int, k: int, limits: Limits) -> Completion:
     (choice,) = answer.choices
