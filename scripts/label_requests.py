@@ -54,10 +54,10 @@ def main() -> None:
   check(args)
   with storage.written_together() as output:
     if args.input:
-      known = []
-      if args.quality_control:
-        known = label_requests.read_items(args.quality_control, exact=True)
-      done = itertools.chain(known, *map(label_requests.read_items, args.labelled))
+      read = lambda path, kind: [item for _, item in json_lines.structs(path, kind)]
+      known = read(args.quality_control, label_requests.Known) if args.quality_control else []
+      labelled = (read(path, label_requests.Item) for path in args.labelled)
+      done = itertools.chain(known, *labelled)
       chosen = label_choice.choose(
         args.input, args.rule, args.count, args.seed, args.globally, done, args.neutral
       )

@@ -3,6 +3,7 @@
 import collections
 import json
 import math
+import re
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ def items(count: int) -> list[lib.Item]:
   return [lib.Item(f"p{i}", steps, is_correct=True, about=about) for i in range(count)]
 
 
-KNOWN = [lib.Item(f"k{i}", ["a", "b"], labels=[1, -1] if i % 2 else [1, 1]) for i in range(4)]
+KNOWN = [lib.Known(f"k{i}", ["a", "b"], labels=[1, -1] if i % 2 else [1, 1]) for i in range(4)]
 
 
 def answers(asked, who: str, labels) -> list[tuple[str, label_answers.Answer]]:
@@ -60,15 +61,14 @@ def test_requests_show_only_problem_and_steps():
 @pytest.mark.parametrize("labels", [None, [1, None], [1, None, -1], [1], [1, 1, 1, 1]])
 def test_quality_control_is_known_up_to_its_first_wrong_step(labels, tmp_path):
   """An item for quality control needs a label of each step up to its first wrong one."""
-  item = lib.Item("k", ["a", "b", "c"], labels=labels)
-  with pytest.raises(ValueError, match="for 3 steps; expected one for each"):
-    lib.requests(items(1), [item])
-  line = {"problem": "k", "steps": item.steps, "labels": labels}
+  line = {"problem": "k", "steps": ["a", "b", "c"], "labels": labels}
   path = write_lines(tmp_path / "known.jsonl", [line])
-  assert lib.read_items(path) == [item]
-  with pytest.raises(BadLine, match=r"known\.jsonl:1: the quality-control item 'k' has labels"):
-    lib.read_items(path, exact=True)
-  ((_, key),) = lib.requests([], [lib.Item("k", ["a", "b", "c"], labels=[0, -1, None])])
+  ((_, item),) = json_lines.structs(path, lib.Item)
+  assert item.labels == labels
+  message = rf"known\.jsonl:1: the quality-control item 'k' has labels {re.escape(str(labels))}"
+  with pytest.raises(BadLine, match=f"{message} for 3 steps; expected one for each"):
+    list(json_lines.structs(path, lib.Known))
+  ((_, key),) = lib.requests([], [lib.Known("k", ["a", "b", "c"], labels=[0, -1, None])])
   assert key.labels == [0, -1]
 
 

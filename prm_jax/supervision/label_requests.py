@@ -22,13 +22,27 @@ Steps = Annotated[list[json_lines.Text], msgspec.Meta(min_length=1)]
 
 
 class Item(msgspec.Struct):
-  """A solution to label, or with `labels`, one for quality control."""
+  """A solution to label, or one with labels, as `label_answers.collect` makes it."""
 
   problem: json_lines.Text
   steps: Steps
-  labels: list[Rating | None] | None = None  # exact, for all steps or up to the first wrong one
+  labels: list[Rating | None] | None = None
   is_correct: bool | None = None
   about: dict[str, Any] = {}  # why it was chosen; copied to the key and to the labels
+
+
+class Known(Item):
+  """A solution for quality control; its exact labels end at the first wrong step."""
+
+  def __post_init__(self):
+    labels = self.labels or []
+    labels = labels[: labels.index(-1) + 1] if -1 in labels else labels
+    if not labels or None in labels or not complete(labels, self.steps):
+      raise ValueError(
+        f"the quality-control item {json_lines.show(self.problem)} has labels {self.labels} for "
+        f"{len(self.steps)} steps; expected {COMPLETE}"
+      )
+    self.labels = labels
 
 
 class Request(msgspec.Struct):
@@ -48,7 +62,7 @@ class Key(msgspec.Struct):
 
 
 def requests(
-  chosen: Sequence[Item], known: Sequence[Item] = (), *, shared: float = 0.1, seed: int = 0
+  chosen: Sequence[Item], known: Sequence[Known] = (), *, shared: float = 0.1, seed: int = 0
 ) -> list[tuple[Request, Key]]:
   """Returns requests in random order, each with its key.
 
@@ -66,51 +80,15 @@ def requests(
     text = hashlib.sha256(repr((item.problem, item.steps)).encode()).hexdigest()
     # The name has a hash of the text, so that no answer of another round passes for this one's.
     name = f"{seed}-{number:06d}-{text[:8]}"
-    labels = _exact_labels(item) if kind == "quality_control" else None
+    labels = item.labels if kind == "quality_control" else None
     request = Request(name, item.problem, item.steps)
     out.append((request, Key(name, kind, labels, item.is_correct, item.about)))
   return out
 
 
-def _exact_labels(item: Item) -> list[int]:
-  """Returns a quality-control item's labels up to the first wrong step.
-
-  Raises:
-    ValueError: a label is missing, or there are more labels than steps.
-  """
-  labels = list(item.labels or [])
-  labels = labels[: labels.index(-1) + 1] if -1 in labels else labels
-  if not labels or None in labels or not complete(labels, item.steps):
-    raise ValueError(
-      f"the quality-control item {json_lines.show(item.problem)} has labels {item.labels} for "
-      f"{len(item.steps)} steps; expected {COMPLETE}"
-    )
-  return labels
-
-
 def complete(labels: Sequence[int], steps: Sequence[str]) -> bool:
   """Returns whether every step has a label, or every step up to a first -1."""
   return len(labels) == len(steps) or (len(labels) < len(steps) and labels[-1] == -1)
-
-
-def read_items(path: pathlib.Path, exact: bool = False) -> list[Item]:
-  """Reads solutions with labels, such as a file that `label_answers.collect` made.
-
-  Args:
-    exact: whether they are for quality control, so that labels must be complete.
-
-  Raises:
-    BadLine: a solution is damaged, or labels are not complete.
-  """
-  items = []
-  for where, item in json_lines.structs(path, Item):
-    try:
-      if exact:
-        _exact_labels(item)
-    except ValueError as error:
-      raise json_lines.BadLine(f"{where}: {error}") from None
-    items.append(item)
-  return items
 
 
 def key(path: pathlib.Path) -> pathlib.Path:
