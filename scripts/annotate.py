@@ -166,10 +166,15 @@ def by_rollouts(args: Args) -> list[str]:
 def by_judge(args: Args) -> list[str]:
   """Writes a judge's labels and scores, and returns a table on the first host."""
   from prm_jax.generation import prompts
-  from prm_jax.runtime import journal, progress
+  from prm_jax.runtime import journal, json_lines, progress
+  from prm_jax.scoring import candidates
   from prm_jax.supervision import judge
 
-  solutions = judge.read(args.input, prompts.SEPARATORS[args.steps])
+  separator = prompts.SEPARATORS[args.steps]
+  solutions = [
+    (record, *candidates.solution(record, separator, where))
+    for where, record in json_lines.records(args.input)
+  ]
   with progress.waiting(f"loading {args.name}"):
     engine = args.load(chat=True)
   make = judge.message if args.url else prompts.maker("chat", engine.tokenizer, "")

@@ -7,7 +7,6 @@ text is parsed and never run: code in it, as GenPRM writes, is not executed.
 import collections
 import dataclasses
 import math
-import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,18 +43,6 @@ class Judgement:
 Solution = tuple[dict[str, Any], str, tuple[str, ...]]  # record, problem and steps
 
 
-def read(path: pathlib.Path, separator: str) -> list[Solution]:
-  """Reads the record, problem and steps of each line of a file.
-
-  Raises:
-    BadLine: a line has no problem, or neither steps nor text.
-  """
-  return [
-    (record, *candidates.solution(record, separator, where))
-    for where, record in json_lines.records(path)
-  ]
-
-
 def annotate(
   solutions: Sequence[Solution],
   left: Sequence[int],
@@ -67,7 +54,7 @@ def annotate(
 ) -> None:
   """Judges the solutions at the indices `left` and adds them to the journal; shows progress.
 
-  For the arguments see `read`, `judged` and `line`.
+  For the other arguments see `judged` and `line`.
   """
   asked = {i: solutions[i][1:] for i in left}
   undecided: collections.Counter[bool] = collections.Counter()
