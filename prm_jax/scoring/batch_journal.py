@@ -26,12 +26,8 @@ def beside(output: pathlib.Path) -> Iterator["BatchJournal"]:
   """
   hidden = output.parent / f".{output.name}"
   batches = BatchJournal(journal.path(hidden, jax.process_index()))
-  try:
+  with contextlib.closing(batches):
     yield batches
-  except BaseException:
-    batches.close()
-    raise
-  batches.close()
   distributed.check_same({"output": "written"})  # the others wait for the first host
   for path in [batches.path, *journal.journals(hidden)]:  # those of all hosts, if they share a disk
     path.unlink(missing_ok=True)

@@ -22,16 +22,11 @@ class RewardModel(config_lib.Checked):
     """The directory of the model or run."""
     return self.model or self.checkpoint
 
-  @property
-  def of_model(self) -> bool:
-    """Whether a flag is given that goes only with --model."""
-    return bool(self.readout or self.separator or self.dtype != "float32")
-
   def check_model(self) -> None:
     """Raises ValueError unless there is one model, with the flags that go with it."""
     # --readout=implicit also reads runs of train.py, whose dtype is their own.
     implicit = self.readout == "implicit"
-    of_model = self.dtype != "float32" if implicit else self.of_model
+    of_model = self.dtype != "float32" or (not implicit and (self.readout or self.separator))
     if bool(self.checkpoint) == bool(self.model) or (self.checkpoint and of_model):
       raise ValueError(
         "give one of --checkpoint=DIR and --model=DIR; --readout, --separator and --dtype "
