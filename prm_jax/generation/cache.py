@@ -21,7 +21,7 @@ import numpy as np
 
 from prm_jax import config as config_lib
 from prm_jax.generation.places import size
-from prm_jax.model.sharding import HEADS, ROWS, Axis, constrain, divides
+from prm_jax.model.sharding import HEADS, ROWS, Axis, constrain, fitting
 
 
 @jax.tree_util.register_dataclass
@@ -44,9 +44,8 @@ def empty(c: config_lib.Model, B: int, G: int, C: int, T: int) -> Cache:
   """
 
   def zeros(rows: int, axis: Axis, places: int) -> list[jax.Array]:
-    mesh = jax.sharding.get_abstract_mesh()
     shape = (rows, c.kv_heads, places, c.head_size)
-    axes = [a if divides(a, size, mesh) else None for a, size in zip((axis, HEADS), shape)]
+    axes = fitting((axis, HEADS), shape, jax.sharding.get_abstract_mesh())
     return [constrain(jnp.zeros(shape, c.dtype), *axes, None, None) for _ in range(c.layers)]
 
   # Contexts are sharded over heads only: any slot may read any of them.

@@ -41,11 +41,7 @@ class Settings(config_lib.Checked):
 
   def _rules(self):
     every = self.search == "binary" and self.labels != "hard"
-    yield (
-      every,
-      "search labels",
-      "hard labels with a binary search: the other kinds label every step",
-    )
+    yield every, "search labels", "hard labels with a binary search, which skips most steps"
     unused = self.labels in ("soft", "counts") and self.wrong_share > 0
     yield unused, "labels wrong_share", "hard or tolerant labels, which alone end at a wrong step"
     unused = self.labels != "tolerant" and self.tolerance != Settings.tolerance
