@@ -96,10 +96,8 @@ def all_at_once(args: Args) -> dict:
   with tempfile.TemporaryDirectory() as directory:
     study = experiment.study(plan, pathlib.Path(directory), seed=0)
     model, scorer, asked = study.language_model, study.reward_model, study.prompts(study.test)
-  writing = step_writer.Settings(Sampling(), experiment.LIMITS, 32)
-  engine = lambda contexts: search.Search(
-    model, CachedScorer(scorer, contexts), search.Settings("beam", LANES), writing
-  )
+  s = search.Settings(LANES, limits=experiment.LIMITS, max_step_tokens=32)
+  engine = lambda contexts: search.Search(model, CachedScorer(scorer, contexts), s)
   several, one = engine(min(args.contexts, count)), engine(1)
   forms = {
     "seconds, all at once": lambda: [*several.run(asked)],
@@ -159,7 +157,7 @@ class EvenSteps(StepWriter):
   """A writer of steps of one length, because random weights write no line breaks."""
 
   def _ends_step(self, part) -> bool:
-    return len(part) == self.s.max_step_tokens
+    return len(part) == self.max_step_tokens
 
 
 def writing(args: Args) -> dict:
@@ -171,14 +169,14 @@ def writing(args: Args) -> dict:
     scorer.params, scorer.config, scorer.tokenizer, frozenset(), scorer.mesh, LANES * len(asked)
   )
   limits = Limits(max_new_tokens=rounds * count)
-  settings = step_writer.Settings(Sampling(), limits, count)
+  settings = step_writer.Settings(LANES, limits=limits)
   longest = max(map(len, asked))
 
   def sample(starts: Sequence[Sequence[int]], n: int, tokens: int) -> None:
     prompts = [Prompt("", json.dumps([*map(int, start)]), "", seed=0) for start in starts]
     collections.deque(model.generate(prompts, n, Sampling(), Limits(tokens)), maxlen=0)
 
-  write = lambda: _steps(EvenSteps(model, len(asked), LANES, longest, settings), asked, rounds)
+  write = lambda: _steps(EvenSteps(model, len(asked), longest, settings, count), asked, rounds)
   paths, spent = write()
   forms = {
     "seconds, cached": lambda: write()[1],  # not its paths: `by_turns` waits for every number

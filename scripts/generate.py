@@ -59,14 +59,15 @@ def main() -> None:
   args = command_line.parse(Args, __doc__)
   import jax
 
-  from prm_jax.generation import samples, search, step_writer
+  from prm_jax.generation import samples, search
   from prm_jax.runtime import distributed, journal, progress
 
   check(args)
+  given = (args.n, args.sampling, args.limits, args.seed, args.prompt, args.steps)
+  settings = samples.Settings(*given)
   if args.search:
-    rule = search.Settings(
-      args.search, args.n, args.expansions, args.reduction, args.lookahead, args.max_steps
-    )
+    rule = (args.search, args.expansions, args.reduction, args.lookahead, args.max_steps)
+    settings = search.Settings(*given, *rule, args.max_step_tokens)
   with distributed.job(args.hosts):
     distributed.check_same_command(args, [args.input])
     journal.check_output(args.output)
@@ -74,22 +75,11 @@ def main() -> None:
     with progress.waiting(f"loading {args.name}"):
       engine = args.load()
     make = args.maker(engine.tokenizer)
-    settings = samples.Settings(
-      args.n, args.sampling, args.limits, args.seed, args.prompt, args.steps
-    )
     run, own = samples.generate, -(-len(problems) // jax.process_count())
     if args.search:
       with progress.waiting(f"loading {args.prm}"):
         scorer = load_reward_model(args, min(args.batch // args.n, own))
-      writing = step_writer.Settings(
-        args.sampling,
-        args.limits,
-        args.max_step_tokens,
-        rule.steps_ahead,
-        args.prompt,
-        args.steps,
-      )
-      engine, run = search.Search(engine, scorer, rule, writing), samples.search
+      engine, run = search.Search(engine, scorer, settings), samples.search
     # The first prompt represents template, system prompt and examples.
     facts = dataclasses.asdict(settings) | engine.facts()
     facts["input"] = storage.sha256_of(args.input)

@@ -91,10 +91,10 @@ def run(
   **changed,
 ):
   """Returns the search's result for each prompt, by the prompt's index."""
-  settings = {"rule": rule, "n": 4, "expansions": 2, "reduction": "last", "lookahead": 2}
-  s = Settings(**settings | changed)
-  writing = step_writer.Settings(TEMPERATURE, limits, max_step_tokens, s.steps_ahead, steps=steps)
-  engine = Search(sampler(kind), CachedScorer(scorer(guide), contexts), s, writing)
+  settings = {"rule": rule, "expansions": 2, "reduction": "last", "lookahead": 2}
+  settings |= {"max_step_tokens": max_step_tokens, "steps": steps}
+  s = Settings(4, TEMPERATURE, limits, **settings | changed)
+  engine = Search(sampler(kind), CachedScorer(scorer(guide), contexts), s)
   found = {each.prompt: each for each in engine.run(prompts)}
   assert sorted(found) == [*range(len(prompts))]
   return found
@@ -137,8 +137,8 @@ def test_finished_steps_are_scored_before_the_ring_overwrites_them(monkeypatch):
 
   monkeypatch.setattr(StepWriter, "_end", end)
   monkeypatch.setattr(StepWriter, "_full", lambda self, rows: np.ones(len(rows), bool))
-  s = step_writer.Settings(TEMPERATURE, LIMITS, max_step_tokens=5)
-  writer = StepWriter(sampler(), 8, 1, 8, s)
+  s = step_writer.Settings(1, TEMPERATURE, LIMITS)
+  writer = StepWriter(sampler(), 8, 8, s, max_step_tokens=5)
   writer.begin(0, [1, 2, 3], 0, [Lane(0, 0)])
   assert writer.write() == []
   for g in range(1, 8):
@@ -322,10 +322,9 @@ def test_a_step_that_the_reward_model_cannot_encode_ends_its_lane_alone(monkeypa
 def test_a_problem_that_is_too_long_for_the_reward_model_is_named(monkeypatch):
   """If the reward model cannot read even a blank step of a problem, the user reads which it is."""
   monkeypatch.setattr(rater, "MAX_TOKENS", 20)
-  writing = step_writer.Settings(TEMPERATURE, LIMITS, 8)
-  engine = Search(sampler(), CachedScorer(scorer(), 3), Settings("best_of_n", 4), writing)
+  s = Settings(4, TEMPERATURE, LIMITS, rule="best_of_n", max_step_tokens=8)
+  engine = Search(sampler(), CachedScorer(scorer(), 3), s)
   problems = [{"problem": text} for text in test_sampler.PROBLEMS]
-  s = samples.Settings(4, TEMPERATURE, LIMITS, 0, "plain", "lines")
   journal = types.SimpleNamespace(done={}, add=lambda *_: None)
   with pytest.raises(ValueError, match=r"^problem 4, 'Add 1 to 7, .*at most 20 can be scored"):
     samples.search(problems, range(4), engine, prompts_lib.maker("plain", None), s, journal)
@@ -384,7 +383,7 @@ def test_solution_scores_are_the_aggregators(how):
 def test_particles_are_drawn_by_their_odds():
   """The rule `particles` draws each lane in proportion to the odds of its score."""
   lanes = [Lane(0, 0, score=0.2), Lane(1, 0, score=0.5, end="stop"), Lane(2, 0, score=0.8)]
-  rule, s = search_lib.RULES["particles"], Settings("particles", 100_000)
+  rule, s = search_lib.RULES["particles"], Settings(100_000, rule="particles")
   drawn = rule(lanes, s, np.random.default_rng(0))
   share = np.bincount(drawn) / len(drawn)
   np.testing.assert_allclose(share, np.array([0.25, 1, 4]) / 5.25, atol=5e-3)
@@ -421,4 +420,4 @@ def test_equal_prefixes_share_places_and_dropped_ones_free_theirs(rounds):
 def test_n_must_be_a_multiple_of_expansions():
   """A beam search whose n is not a multiple of its expansions is an error with both values."""
   with pytest.raises(ValueError, match=r"n=6, settings\.expansions=4: expected n a multiple"):
-    search_lib.Settings("beam", n=6)
+    search_lib.Settings(n=6)

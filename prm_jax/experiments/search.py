@@ -26,7 +26,7 @@ from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.quickstart import QuickStartStudy
 from prm_jax.experiments.results import Results, Table, over_n
 from prm_jax.experiments.study import Make
-from prm_jax.generation import prompts, search, step_writer
+from prm_jax.generation import prompts, search
 from prm_jax.generation.cached_scorer import CachedScorer
 from prm_jax.generation.engines import Limits, Prompt, derived_seed
 from prm_jax.generation.sampling import Sampling
@@ -125,10 +125,9 @@ class SearchStudy(QuickStartStudy):
 
   def search(self, rule: str, n: int) -> list[search.Found]:
     """Runs a search on every test problem; returns what it found, by problem."""
-    s = search.Settings(rule, n, min(4, n))
-    writing = step_writer.Settings(Sampling(), LIMITS, 32, s.steps_ahead)
+    s = search.Settings(n, limits=LIMITS, rule=rule, expansions=min(4, n), max_step_tokens=32)
     scorer = CachedScorer(self.reward_model, max(min(BATCH // n, len(self.test)), 1))
-    engine = Search(self.language_model, scorer, s, writing)
+    engine = Search(self.language_model, scorer, s)
     return sorted(engine.run(self.prompts(self.test)), key=lambda found: found.prompt)
 
   @functools.cached_property

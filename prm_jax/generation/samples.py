@@ -1,7 +1,6 @@
 """Samples or searches for candidate solutions, problem by problem, and journals their records."""
 
 import collections
-import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,26 +10,13 @@ import numpy as np
 
 from prm_jax.evaluation.answers import extraction
 from prm_jax.generation import prompts as prompts_lib
-from prm_jax.generation.engines import Completion, Engine, Limits, Prompt, derived_seed, naming
-from prm_jax.generation.sampling import Sampling
+from prm_jax.generation.engines import Completion, Engine, Prompt, derived_seed, naming
 from prm_jax.generation.search import Found, Search
+from prm_jax.generation.step_writer import Settings
 from prm_jax.runtime import json_lines, progress
 from prm_jax.runtime.journal import Journal
 from prm_jax.scoring import candidates
 from prm_jax.types import StepContract
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """The settings that determine a problem's samples, besides the model."""
-
-  n: int
-  sampling: Sampling
-  limits: Limits
-  seed: int
-  form: prompts_lib.Form
-  steps: prompts_lib.Steps
-
 
 # Keys that judge a solution.  The record of a problem may have them, if it is also a solution.
 OF_A_SOLUTION = {"logprob", "is_correct", "final_answer_correct", "label", "labels", "verdict"}

@@ -42,15 +42,15 @@ from prm_jax.generation.step_writer import Lane, StepWriter
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(config_lib.Checked):
+class Settings(step_writer.Settings):
   """The settings of a search."""
 
   rule: Literal["best_of_n", "beam", "dvts", "lookahead", "particles"] = "beam"
-  n: config_lib.Count = 16  # lanes of a problem
   expansions: config_lib.Count = 4  # copies of a chosen solution, in beam, dvts and lookahead
   reduction: reductions.Reduction = "product"
   lookahead: config_lib.Count = 1  # steps of likeliest tokens in rule "lookahead"
   max_steps: config_lib.Count = 40
+  max_step_tokens: config_lib.Count = 256  # longer steps are cut off
 
   @property
   def steps_ahead(self) -> int:
@@ -137,12 +137,10 @@ class Search:
   sampler: Sampler
   scorer: CachedScorer
   s: Settings
-  writing: step_writer.Settings
 
   def facts(self) -> dict[str, Any]:
-    """Returns the facts, apart from prompts and seeds, that determine the solutions, as JSON."""
-    own = {"search": dataclasses.asdict(self.s), "writing": dataclasses.asdict(self.writing)}
-    return self.sampler.facts() | own | {"prm": self.scorer.scorer.identity()}
+    """Returns the facts, apart from settings and prompts, that determine the solutions, as JSON."""
+    return self.sampler.facts() | {"prm": self.scorer.scorer.identity()}
 
   def run(self, prompts: Sequence[Prompt]) -> Iterator[Found]:
     """Searches for solutions of all prompts; yields each result as soon as it is complete.
@@ -153,11 +151,11 @@ class Search:
     """
     encoded = self.sampler.encode(prompts)
     longest = max(map(len, encoded), default=1)
-    self.sampler.check_length(longest + self.writing.limits.max_new_tokens)
+    self.sampler.check_length(longest + self.s.limits.max_new_tokens)
     waiting = collections.deque(range(len(prompts)))
     problems: dict[int, _Problem] = {}
-    contexts = len(self.scorer.places)
-    writer = StepWriter(self.sampler, contexts, self.s.n, longest, self.writing)
+    contexts, s = len(self.scorer.places), self.s
+    writer = StepWriter(self.sampler, contexts, longest, s, s.max_step_tokens, s.steps_ahead)
     while waiting or problems:
       for g in range(contexts):
         if g not in problems and waiting:

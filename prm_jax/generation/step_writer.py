@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from prm_jax import config as config_lib
 from prm_jax.generation import cache as cache_lib
 from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation.cached_decoder import Slots
@@ -40,13 +41,13 @@ class Lane:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-  """The settings of a `StepWriter`."""
+class Settings(config_lib.Checked):
+  """The settings that determine a problem's solutions, besides the models and a search's rule."""
 
-  sampling: Sampling
-  limits: Limits
-  max_step_tokens: int = 256
-  steps_ahead: int = 0  # further steps of likeliest tokens, only for the score
+  n: config_lib.Count = 16  # samples, or lanes of a search
+  sampling: Sampling = Sampling()
+  limits: Limits = Limits()
+  seed: config_lib.Whole = 0  # from which those of prompts are derived
   form: prompts_lib.Form = "plain"
   steps: prompts_lib.Steps = "lines"
 
@@ -75,18 +76,32 @@ class _Context:
 
 
 class StepWriter:
-  """A language model that writes the steps of `contexts` problems with `lanes` lanes each."""
+  """A language model that writes the steps of `contexts` problems with `n` lanes each."""
 
-  def __init__(self, sampler: Sampler, contexts: int, lanes: int, prompt: int, s: Settings):
-    """Makes a writer that has no problems yet, for prompts of at most `prompt` tokens."""
-    self.sampler, self.s, self._lanes = sampler, s, lanes
+  def __init__(
+    self,
+    sampler: Sampler,
+    contexts: int,
+    prompt: int,
+    s: Settings,
+    max_step_tokens: int,
+    steps_ahead: int = 0,
+  ):
+    """Makes a writer that has no problems yet.
+
+    Args:
+      prompt: limit of a prompt's tokens.
+      steps_ahead: further steps of likeliest tokens, only for the score.
+    """
+    self.sampler, self.s, self._lanes = sampler, s, s.n
+    self.max_step_tokens, self.steps_ahead = max_step_tokens, steps_ahead
     self._prompt = -(-prompt // LEAST_PLACES) * LEAST_PLACES
-    self._ring = s.max_step_tokens * (1 + s.steps_ahead)
+    self._ring = max_step_tokens * (1 + steps_ahead)
     self._contexts: dict[int, _Context] = {}
     self._index = 0  # decoding steps so far
     # Steps end at line breaks; solutions also at stop strings.
     self._may_end = sampler.ends_by(["\n", *(stop[-1] for stop in s.limits.stop)])
-    rows = contexts * lanes
+    rows = contexts * s.n
     with jax.set_mesh(sampler.mesh):
       self._cache = cache_lib.empty(sampler.config, rows, contexts, self._prompt, self._ring)
     self._seen = np.zeros((rows, self._prompt), bool)
@@ -208,14 +223,14 @@ class StepWriter:
     """Returns the input of `Sampler.decode`; a lane that waits or is idle reads token 0."""
     fields = (self._first, self._count, self._seed, self._stream, self._place + self._count)
     first, count, seed, stream, place = (np.where(self._writing, x, 0) for x in fields)
-    ahead = self._writing & (self._over > 0) if self.s.steps_ahead else None
+    ahead = self._writing & (self._over > 0) if self.steps_ahead else None
     return Slots(first, self._seen, count, None, seed, stream, place, ahead)
 
   def _full(self, rows: np.ndarray) -> np.ndarray:
     """Returns whether the last parts of these lanes, or their solutions, are at their limits."""
     part, ahead = self._count[rows] - self._over[rows], self._over[rows] > 0
     solution = self._place[rows] + part == self.s.limits.max_new_tokens
-    return (part == self.s.max_step_tokens) | (solution & ~ahead)
+    return (part == self.max_step_tokens) | (solution & ~ahead)
 
   def _end(self, b: int, full: bool) -> None:
     """Ends a lane's part, step and solution, each if the last token ends it."""
@@ -235,7 +250,7 @@ class StepWriter:
       step.log_prob = float(self._log_prob[b])
     step.parts.append(part)
     self._over[b] = count
-    if ended or cut or len(step.parts) > self.s.steps_ahead:
+    if ended or cut or len(step.parts) > self.steps_ahead:
       self._writing[b] = False
       prefix = len(context.prompt) + len(lane.tokens)
       context.spent.update(generated=count, read=count)
