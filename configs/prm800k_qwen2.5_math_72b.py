@@ -6,10 +6,10 @@
   python scripts/export.py --checkpoint=runs/qwen_72b --output=exports/qwen_72b
 
 Cost: about 12.2 minutes of steps (26.1 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 1.55 s a step, 63% of the chips' peak. Loading, compilation, evaluation and checkpoints
+assumptions: 1.54 s a step, 63% of the chips' peak. Loading, compilation, evaluation and checkpoints
 come on top. The 475 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
-6.29 GiB of parameters, optimiser state and batch, and 26.11 GiB of temporaries, of 95 GiB (headroom
+6.29 GiB of parameters, optimiser state and batch, and 26.08 GiB of temporaries, of 95 GiB (headroom
 66%). Time and memory come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_72b.py \

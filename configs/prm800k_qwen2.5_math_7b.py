@@ -6,7 +6,7 @@
   python scripts/export.py --checkpoint=runs/qwen_7b --output=exports/qwen_7b
 
 Cost: about 4.6 minutes of steps (2.5 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 0.59 s a step, 63% of the chips' peak. Loading, compilation, evaluation and checkpoints
+assumptions: 0.58 s a step, 64% of the chips' peak. Loading, compilation, evaluation and checkpoints
 come on top. The 475 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
 2.54 GiB of parameters, optimiser state and batch, and 14.13 GiB of temporaries, of 95 GiB (headroom

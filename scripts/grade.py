@@ -74,9 +74,7 @@ def main() -> None:
   if args.precision != Args.precision and args.grader != "math_verify":
     raise ValueError(f"--precision has no effect with --grader={args.grader}")
   storage.refuse_inputs([args.output, args.right], [args.input])
-  # The default is left out, as in other scripts, so that they find these verdicts.
-  options = {} if args.precision == Args.precision else {"precision": args.precision}
-  grader = grading.Grader(args.grader, args.verdicts, args.seconds, args.workers, **options)
+  grader = grading.Grader(args.grader, args.verdicts, args.seconds, args.workers, args.precision)
   with storage.written_together() as output, grader:
     right = args.right and output(args.right)
     counts = grade(args.input, output(args.output), grader, args.extract, right)

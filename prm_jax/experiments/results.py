@@ -168,7 +168,7 @@ def ratio_interval(ratios: np.ndarray) -> dict[str, list[float | None]]:
 def percent(
   curve: dict[str, list], sign: bool = False, at: int = -1, scale: float = 100, digits: int = 1
 ) -> str:
-  """Returns a mean with its interval, in %, as "81.2 (78.0 to 84.1)"; "-" if there is none."""
+  """Returns a value with its interval, times `scale`, as "81.2 (78.0 to 84.1)"; "-" if absent."""
   if curve["mean"][at] is None:
     return "-"
   values = (curve[key][at] for key in ("mean", "low", "high"))

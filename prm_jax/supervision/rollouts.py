@@ -22,7 +22,7 @@ from prm_jax.runtime.journal import Journal
 from prm_jax.supervision import rollout_labels
 from prm_jax.supervision.rollout_labels import Count, Problem, Settings, Solution, Steps, wanted
 
-REFUSED = 8  # refused problems in a row after which to stop: the model or key is wrong
+REFUSED = 8  # a run stops if all problems under way are refused, so many in a row: a wrong key
 ROUND = 4  # rollouts of a step in a round, where fewer than all may be enough
 
 

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from fractions import Fraction
 from importlib import metadata
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from prm_jax.evaluation.answers.extraction import final_answer
 from prm_jax.evaluation.answers.normal_form import (
@@ -53,7 +53,7 @@ class Grader:
     cache: file of verdicts, created if it is missing; None keeps them in memory only.
     seconds: the time limit of a pair in a worker process, after which it is undecided.
     workers: number of worker processes; 0 is one per core.
-    options: options of `math_verify_judge.judge`.
+    precision: of `math_verify_judge.judge`; only for "math_verify".
   """
 
   def __init__(
@@ -62,14 +62,15 @@ class Grader:
     cache: pathlib.Path | None = None,
     seconds: float = 5.0,
     workers: int = 0,
-    **options: Any,
+    precision: int = 6,
   ):
-    self.name, self.options = name, options
+    self.name = name
+    self.options = {} if precision == 6 else {"precision": precision}
     self.workers = Workers(workers, seconds)
     self._known: dict[Pair, str] = {}
     self._cache = _Cache(cache) if cache else None
     version = metadata.version(PACKAGES[name]) if name in PACKAGES else ""
-    self._about = json.dumps([name, RULES, version, options], sort_keys=True)
+    self._about = json.dumps([name, RULES, version, self.options], sort_keys=True)
 
   def __enter__(self):
     return self

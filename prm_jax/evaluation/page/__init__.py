@@ -129,7 +129,9 @@ def _solution(record, labels, why: list[str], neutral: str, own: Mapping[str, st
   scores = {name: scores[name] for name in dict.fromkeys((*own, *scores)) if name in scores}
   answer = record.get("answer")
   missing = record.get("finished") is False or ("answer" in record and not _text(answer).strip())
-  correct = record.get("is_correct", record.get("final_answer_correct"))  # ProcessBench's name
+  correct = record.get("is_correct")
+  if correct is None:
+    correct = record.get("final_answer_correct")  # ProcessBench's name
   return Solution(steps, correct, missing, answer_pieces(_text(answer)), scores, why)
 
 
