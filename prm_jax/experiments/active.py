@@ -155,6 +155,7 @@ def panels(results: Results) -> list[Panel]:
 
 
 def tables(results: Results) -> list[Table]:
+  """Returns the tables of page and screen."""
   samples, last, n = results.plan["samples"], results.n[-1], middle(results.plan["samples"])
   minus_uniform = lambda rule, k: percent(results.minus(f"{rule}-{k}", f"uniform-{k}"), sign=True)
   rows = [

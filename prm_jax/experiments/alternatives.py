@@ -58,6 +58,7 @@ def panels(results: Results) -> list[Panel]:
 
 
 def tables(results: Results) -> list[Table]:
+  """Returns the table of page and screen."""
   at = results.at(4, 16, 64, 256)
   header = ["N", *(str(results.n[k]) for k in at)]
   rows = over_n(ARMS, results.curve, at)

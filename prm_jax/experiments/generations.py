@@ -119,6 +119,7 @@ def panels(results: Results) -> list[Panel]:
 
 
 def tables(results: Results) -> list[Table]:
+  """Returns the tables of page and screen."""
   last, generations = results.n[-1], range(results.plan["generations"])
   header = ["generation", *map(str, generations)]
   rows = [

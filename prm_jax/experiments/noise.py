@@ -102,6 +102,7 @@ def panels(results: Results) -> list[Panel]:
 
 
 def tables(results: Results) -> list[Table]:
+  """Returns the table of page and screen."""
   shares, last = results.plan["noise"], results.n[-1]
   rows = [
     [label, *(percent(results.curve(f"{arm}-{s:g}")) for s in shares)]

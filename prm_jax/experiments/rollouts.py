@@ -204,6 +204,7 @@ def panels(results: Results) -> list[Panel]:
 
 
 def tables(results: Results) -> list[Table]:
+  """Returns the tables of page and screen."""
   counts, rows = results.plan["rollouts"]["counts"], []
   for name, of in MEASURES.items():
     labels = {rule: f"{name}: {label}" for rule, (label, _) in RULES.items()}

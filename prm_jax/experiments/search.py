@@ -242,6 +242,7 @@ def panels(results: Results) -> list[Panel]:
 
 
 def tables(results: Results) -> list[Table]:
+  """Returns the tables of page and screen."""
   curves, widths = _curves(results), results.plan["search"]["widths"]
   header, at = ["N", *map(str, widths)], range(len(widths))
   labels = {name: label for name, label in LABELS.items() if name in curves}

@@ -88,6 +88,7 @@ def panels(results: Results) -> list[Panel]:
 
 
 def tables(results: Results) -> list[Table]:
+  """Returns the tables of page and screen."""
   last, samples = results.n[-1], results.plan["samples"]
   out = [_series(results, at) for at in reversed(results.at(16, 64))]
   percentage = lambda values: number(mean(values), 1, 100, "none")
