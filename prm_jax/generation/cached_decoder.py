@@ -76,24 +76,20 @@ class Layer(decoder.Block):
   def project(self, x: jax.Array, name: str) -> jax.Array:
     """Projects as `Block.project`."""
     c, (B, T, *_) = self.config, x.shape
-
-    def product(x, name):
-      # Products are float32 and then rounded: XLA's CPU backend is slow at products that return
-      # bfloat16.
-      x, matrix = x.astype(c.dtype), getattr(self, name)[...]
-      return jnp.einsum("SI,OI->SO", x, matrix, preferred_element_type=jnp.float32)
-
-    x = x.reshape(B * T, -1)
-    y = product(x, name)
-    if c.lora_rank and name in c.lora_targets:
-      high = product(product(x, f"{name}_lora_in"), f"{name}_lora_out")
-      y += c.lora_alpha / c.lora_rank * high
+    y = self.with_low_rank(x.reshape(B * T, -1), name)
     if name not in ("gate", "up"):  # the activation is faster, and exact, in float32
       y = y.astype(c.dtype)
     heads = {"query": c.heads, "key": c.kv_heads, "value": c.kv_heads}
     y = y.reshape(B, T, *((heads[name], -1) if name in heads else (-1,)))
     bias = getattr(self, f"{name}_bias", None)
     return y if bias is None else y + bias[...].astype(y.dtype)
+
+  def product(self, x: jax.Array, name: str) -> jax.Array:
+    """Multiplies as `Block.product`."""
+    # Products are float32 and then rounded: XLA's CPU backend is slow at products that return
+    # bfloat16.
+    x, matrix = x.astype(self.config.dtype), getattr(self, name)[...]
+    return jnp.einsum("SI,OI->SO", x, matrix, preferred_element_type=jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("c", "vocabulary"))

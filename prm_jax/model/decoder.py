@@ -214,24 +214,28 @@ class Block(nnx.Module):
     Rows and tokens are flattened into one axis: XLA's CPU backend computes one matrix product a
     third faster than a batch of them.
     """
-    c, (B, T, *_) = self.config, x.shape
-    gradient_dtype = c.dtype if c.gradient_dtype == "activations" else "float32"
-
-    def product(x, name):
-      param = getattr(self, name)
-      # A scan over the layers would store all gathered weights, stacked.
-      axes = param.get_metadata()["axes"] if c.unroll_layers else ()
-      return weight_product(x, param[...], gradient_dtype, axes)
-
-    x = x.reshape(B * T, *x.shape[2:])
-    y = product(x, name)
-    if c.lora_rank and name in c.lora_targets:
-      high = product(product(x, f"{name}_lora_in"), f"{name}_lora_out")
-      y += c.lora_alpha / c.lora_rank * high
+    B, T, *_ = x.shape
+    y = self.with_low_rank(x.reshape(B * T, *x.shape[2:]), name)
     y = checkpoint_name(y, name)
     y = y.reshape(B, T, *y.shape[1:])
     bias = getattr(self, f"{name}_bias", None)
     return y if bias is None else y + bias[...].astype(y.dtype)
+
+  def with_low_rank(self, x: jax.Array, name: str) -> jax.Array:
+    """Multiplies tokens `[S, ...]` by a weight and adds the product with its low-rank factors."""
+    c, y = self.config, self.product(x, name)
+    if c.lora_rank and name in c.lora_targets:
+      high = self.product(self.product(x, f"{name}_lora_in"), f"{name}_lora_out")
+      y += c.lora_alpha / c.lora_rank * high
+    return y
+
+  def product(self, x: jax.Array, name: str) -> jax.Array:
+    """Multiplies tokens `[S, ...]` by one parameter."""
+    c, param = self.config, getattr(self, name)
+    # A scan over the layers would store all gathered weights, stacked.
+    axes = param.get_metadata()["axes"] if c.unroll_layers else ()
+    gradient_dtype = c.dtype if c.gradient_dtype == "activations" else "float32"
+    return weight_product(x, param[...], gradient_dtype, axes)
 
 
 def weight(
