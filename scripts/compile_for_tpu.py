@@ -206,9 +206,10 @@ def cost(run: dict) -> str:
   """Returns time, chip-hours and dollars of a run, each with its range."""
   unit, size = ("minutes", 60) if run["hours_high"] < 2 else ("hours", 1)
   shown = {unit: ("hours", size), "chip-hours": ("chip_hours", 1), "dollars": ("dollars", 1)}
+  number = lambda x: f"{x:,.1f}" if x >= 1 else f"{x:.2g}"
   return ", ".join(
-    f"{run[key] * size:,.1f} {name} ({run[key + '_low'] * size:,.1f} to "
-    f"{run[key + '_high'] * size:,.1f})"
+    f"{number(run[key] * size)} {name} ({number(run[key + '_low'] * size)} to "
+    f"{number(run[key + '_high'] * size)})"
     for name, (key, size) in shown.items()
     if key in run
   )

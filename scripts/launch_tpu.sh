@@ -78,6 +78,7 @@ if [ -z "$commit" ] && [ -n "$(git status --porcelain)" ]; then
 fi
 commit=$(git rev-parse --verify --quiet "${commit:-HEAD}^{commit}") ||
   fail '--commit: no such commit, or this is not a git clone'
+check config "$config" '.+' 'a file of the repository'
 git cat-file blob "$commit:$config" &> /dev/null ||
   fail "--config=$config: not a file of commit $commit"
 launch=$workdir/launch/$name-$(date +%Y%m%d-%H%M%S)  # holds the source, the logs and the exit code

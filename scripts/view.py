@@ -15,6 +15,7 @@ exits.on_signals()  # before the slow imports
 
 import dataclasses
 import pathlib
+import sys
 from typing import Literal
 
 from prm_jax import config as config_lib
@@ -55,6 +56,9 @@ def main() -> None:
     )
     about = f"{len(problems):,} problems, {solutions:,} solutions"
     about += f", {marked:,} with labels" if args.labels else ""
+    if args.labels and not marked:
+      nothing = f"--labels={args.labels}: no solution there has the problem and steps of one of"
+      print(f"{exits.script()}: {nothing} {args.input}", file=sys.stderr)
     out.write(page.render(problems, args.input.name, about, threshold=args.threshold))
   print(f"{about} -> {path}")
 

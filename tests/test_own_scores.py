@@ -274,10 +274,7 @@ def test_negative_scores_weigh_no_vote_unless_a_flag_says_how(tmp_path):
   same = report["curves"].keys() - {"weighted_orm"}
   assert {k: weighed["curves"][k] for k in same} == {k: report["curves"][k] for k in same}
   (notice,) = [each for each in weighed["notices"] if "softmax" in each]
-  assert (
-    notice
-    == "in weighted_orm and in weighted_logit the weight of a vote is the softmax of the score"
-  )
+  assert notice == "votes weighted by orm_score or a --score have its softmax as weight"
   assert "weighted_logit" in weighed["drawn"] and "weighted_logit" not in report["drawn"]
   (notice,) = ranked(samples, methods=["orm"], vote_weight="sigmoid")[0]["notices"]
   assert notice.startswith("--vote_weight=sigmoid has no effect")

@@ -354,6 +354,19 @@ def test_candidates_without_an_answer_are_never_chosen(tmp_path, missing):
     assert len(report["notices"]) == 2
 
 
+def test_equal_shares_print_alike(tmp_path):
+  """At N = 1 votes, scores and the oracle solve the same share, to the last digit."""
+  records = [
+    rated(f"Problem {p}", right, "3" if right else str(4 + i % 3), score=(i + 1) / 9)
+    for p in range(20)
+    for i in range(8)
+    for right in [(p + i * p) % 20 < 9]
+  ]
+  report, _ = ranked(samples_of(tmp_path / "scored.jsonl", records))
+  first = {each["accuracy"][0] for name, each in report["curves"].items() if "weighted" not in name}
+  assert first == {sum(each["is_correct"] for each in records) / len(records)}
+
+
 def test_a_notice_says_why_there_are_no_votes(tmp_path):
   """Without any `answer` there are no votes, and the table says so in a sentence."""
   records = [{key: value for key, value in rated().items() if key != "answer"}] * 2

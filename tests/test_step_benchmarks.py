@@ -454,7 +454,7 @@ def test_two_models_scores_of_prm800k_are_compared(tmp_path):
   a, b, c = (tmp_path / f"{name}.json" for name in "abc")
   paired = step_comparison.compared((a, b))["paired"]
   assert paired["first_error/error_accuracy"]["difference"] == 1
-  with pytest.raises(ValueError, match="not of the same solutions: 3 and 3, of which 1 differ"):
+  with pytest.raises(ValueError, match="not of the same solutions: 1 of 3 differ"):
     step_comparison.compared((a, c))
 
 
@@ -744,8 +744,11 @@ def test_plain_lines_are_judged_up_to_their_last_label(tmp_path):
     ([[1, 0], [1, 1]], [[1, 0], [1, 1]]),  # ratings
     ([[1.0, 0.0], [1.0, -1.0]], [[1, 0], [1, -1]]),  # ratings, too
     ([[True, False], [1, 0]], [[1, -1], [1, -1]]),  # binary
-    ([[0.9, 0.3], [True, False]], "rows.jsonl:2: label 0 is true: .*soft so far"),
-    ([[1, 0], [1, -1], [0.5, 1]], "rows.jsonl:3: label 0 is 0.5: .*labels are ratings$"),
+    ([[0.9, 0.3], [True, False]], "rows.jsonl:2: the label of step 1 is true: .*soft so far"),
+    (
+      [[1, 0], [1, -1], [0.5, 1]],
+      "rows.jsonl:3: the label of step 1 is 0.5: .*labels are ratings$",
+    ),
     ([[0.9, 0.3], [[3, 1], [0, 4]]], "rows.jsonl:2: .*expected one kind of labels"),
   ],
 )

@@ -111,7 +111,13 @@ def test_bad_lines_can_be_skipped(tmp_path):
   assert manifest["splits"]["train"]["rows"] == {"read": 8, "kept": 2}
   assert manifest["splits"]["train"]["dropped"] == {"bad_record": 6}
   assert manifest["bad_records"]["count"] == 6
-  whats = {4: "\"input\" has 'Step 1:' twice", 5: "", 6: "", 7: "label 0 is '+'", 8: "not JSON"}
+  whats = {
+    4: "\"input\" has 'Step 1:' twice",
+    5: "",
+    6: "",
+    7: "the label of step 1 is '+'",
+    8: "not JSON",
+  }
   for (line, what), shown in zip(
     whats.items(), manifest["bad_records"]["examples"][1:], strict=True
   ):
@@ -166,12 +172,15 @@ def test_an_ambiguous_zero_is_an_error(tmp_path):
 @pytest.mark.parametrize(
   ("row", "message"),
   [
-    (native([2]), r"train\.jsonl:2: label 0 is 2: expected one kind of labels"),
-    (native([float("nan")]), r":2: label 0 is nan"),
-    (native(["8 of 3"]), r":2: label 0 is '8 of 3'"),
-    (native([[1, 0]]), r":2: label 0 is \[1, 0\]"),
-    (native(["+ - at `$.x`"]), r":2: label 0 is '\+ - at \$\.x': expected one kind of labels"),
-    (native([-1]), r":2: label 0 is -1: .*labels are binary so far"),
+    (native([2]), r"train\.jsonl:2: the label of step 1 is 2: expected one kind of labels"),
+    (native([float("nan")]), r":2: the label of step 1 is nan"),
+    (native(["8 of 3"]), r":2: the label of step 1 is '8 of 3'"),
+    (native([[1, 0]]), r":2: the label of step 1 is \[1, 0\]"),
+    (
+      native(["+ - at `$.x`"]),
+      r":2: the label of step 1 is '\+ - at \$\.x': expected one kind of labels",
+    ),
+    (native([-1]), r":2: the label of step 1 is -1: .*labels are binary so far"),
     (native([True, True]) | {"steps": ["a"]}, ":2: .*2 labels of 1 steps"),
     ({"problem": "p", "answer": "x"}, ":2: no labelled solution: expected"),
     (SHEPHERD | {"label": "Two"}, r':2: "label" is not "input" with'),

@@ -64,14 +64,14 @@ def _chosen(
   These are the models' picks, the wrong candidate with the highest score, the right one with the
   lowest, and the first ones of the file.
   """
-  reasons = {name: f"the pick of {label}" for name, label in own.items()}
-  reasons |= {"prm_product": "the PRM's pick", "orm": "the ORM's pick"}
+  models = own | {"prm_product": "the PRM", "orm": "the ORM"}
   right, wrong = samples.valid & samples.correct, samples.valid & ~samples.correct
-  rules = [(scores[name], why, samples.valid) for name, why in reasons.items() if name in scores]
-  if rules:
-    best = rules[0][0]
-    rules.append((best, "the wrong one it likes best", wrong))
-    rules.append((-best, "the right one it likes least", right))
+  used = {name: model for name, model in models.items() if name in scores}
+  rules = [(scores[name], f"the pick of {model}", samples.valid) for name, model in used.items()]
+  if used:
+    name, model = next(iter(used.items()))
+    rules.append((scores[name], f"the wrong one that {model} likes best", wrong))
+    rules.append((-scores[name], f"the right one that {model} likes least", right))
   problems, pool = samples.correct.shape
   most = max(min(SHOWN, MAX_SOLUTIONS // problems), 2)
   out: list[dict[int, str]] = [{} for _ in range(min(problems, MAX_SOLUTIONS // 2))]

@@ -228,7 +228,8 @@ def _with_errors(solved: dict, noise: dict, bounds: dict | None = None, differen
   result = {}
   for (name, each), error in zip(solved.items(), np.asarray(errors).reshape(len(solved), -1)):
     low, high, *critical = bounds[name] if bounds else _normal(each, error)
-    rows = {"accuracy": each.mean(axis=0), "low": np.asarray(low), "high": np.asarray(high)}
+    mean = each.mean(axis=0).round(12)  # so that equal shares print alike, however they were summed
+    rows = {"accuracy": mean, "low": np.asarray(low), "high": np.asarray(high)}
     if name in differences:
       rows = {"difference": rows.pop("accuracy")} | rows
     else:  # a normal interval or a control variate may leave 0..1
@@ -320,8 +321,9 @@ def _notices(
     )
   result += warnings
   if weighted:
-    votes = " and in ".join(weighted)
-    result.append(f"in {votes} the weight of a vote is the {options.vote_weight} of the score")
+    result.append(
+      f"votes weighted by orm_score or a --score have its {options.vote_weight} as weight"
+    )
   elif options.vote_weight != "plain":
     nothing = "has no effect: no vote is weighted by orm_score or a --score"
     result.append(f"--vote_weight={options.vote_weight} {nothing}")

@@ -53,10 +53,10 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
     )
     if first != second:
       other = sum(a != b for a, b in zip(first, second))
-      raise ValueError(
-        f"{paths[0]} and {paths[1]} are not of the same {kind}: {len(first)} and "
-        f"{len(second)}, of which {other} differ from the one at the same place"
-      )
+      why = f"{other} of {len(first)} differ from the one at the same place"
+      if len(first) != len(second):
+        why = f"the first has {len(first)}, the second {len(second)}"
+      raise ValueError(f"{paths[0]} and {paths[1]} are not of the same {kind}: {why}")
   thresholds = [each.threshold for each in results]
   arguments = [judged, thresholds, *([trees] if name == "prm800k" else [])]
   a, b = (MODULES[name].measures(*each) for each in zip(*arguments))

@@ -129,7 +129,8 @@ def compiled_report(job: Job) -> dict[str, Any]:
     with progress.waiting(f"tracing the {job.step} step"):
       lowered = step.lower(state, batch)
     try:
-      with progress.waiting(f"compiling it for {mesh.size} chip(s), which takes minutes"):
+      faster = " (less with --config.model.unroll_layers=False)" * c.model.unroll_layers
+      with progress.waiting(f"compiling it for {mesh.size} chip(s), which takes minutes{faster}"):
         compiled, gib = memory_of(lowered)
       text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:

@@ -28,7 +28,10 @@ TAG = "ки"  # Math-Shepherd puts it after each step
 FIRST_STEPS = "Step 1:", "step 1:"  # Math-Shepherd's text after the problem
 Value = bool | int | float | str | list[int] | None
 Steps = Annotated[list[json_lines.Text], msgspec.Meta(min_length=1)]
-EXPECTED = "expected one kind of labels (binary, ratings, soft or counts: docs/data.md)"
+EXPECTED = (
+  "expected one kind of labels: binary (false, true or 0, 1), ratings (-1, 0, 1), soft (0 to 1) or "
+  "counts ([3, 8]); see docs/data.md"
+)
 MAX_ROLLOUTS = 2**24  # float32 holds every count up to this exactly
 OF_ANNOTATE: dict[str, Kind] = {  # by annotate.py's name of the labels that it writes
   "hard": "binary",
@@ -65,9 +68,9 @@ class Labelled(msgspec.Struct):
   def __post_init__(self):
     if len(self.labels) != len(self.steps):
       raise ValueError(f"{len(self.labels)} labels of {len(self.steps)} steps")
-    for i, value in enumerate(self.labels):
+    for i, value in enumerate(self.labels, 1):
       if not kinds(value):
-        raise ValueError(f"label {i} is {json_lines.show(value)}: {EXPECTED}")
+        raise ValueError(f"the label of step {i} is {json_lines.show(value)}: {EXPECTED}")
 
 
 def parse(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
@@ -189,12 +192,13 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
     told |= zero_is_wrong
     has_labels |= any(value is not None for value in solution.labels)
     has_outcomes |= solution.is_correct is not None
-    for i, value in enumerate(solution.labels):
+    for i, value in enumerate(solution.labels, 1):
       possible = kinds(value)
       if not left & possible:
         so_far = f"labels are {' or '.join(sorted(left))}" + (" so far" if given == "auto" else "")
         shown = json_lines.show(value)
-        raise json_lines.BadLine(f"{where}: label {i} is {shown}: {EXPECTED}; {so_far}")
+        problem = f"the label of step {i} is {shown}: {EXPECTED}; {so_far}"
+        raise json_lines.BadLine(f"{where}: {problem}")
       left &= possible
   if not has_labels and not has_outcomes:
     raise ValueError(f"{where}: no labelled step to train on, up to here")

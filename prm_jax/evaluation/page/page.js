@@ -54,7 +54,7 @@ async function page(number) {
   return opened.get(number);
 }
 
-const percent = (p) => `${(100 * p).toFixed(p > 0.995 && p < 1 ? 1 : 0)} %`;
+const percent = (p) => `${(100 * p).toFixed((p > 0 && p < 0.005) || (p > 0.995 && p < 1) ? 1 : 0)} %`;
 const NAMES = { "-1": "wrong", 0: "neutral", 1: "right" };
 
 // Returns a sentence about the steps that the model doubts.
