@@ -156,7 +156,7 @@ def lines(report: dict) -> list[str]:
   """Returns the lines of a report in words."""
   gib, mesh = report["gib_per_chip"], "x".join(str(size) for size in report["mesh"].values())
   out = [
-    f"{report['parameters']:,} parameters, {report['step']} step on {report['chips']} chips of "
+    f"{report['parameters']:,} parameters, {report['step']} step on {report['chips']} chip(s) of "
     f"{report['topology']} as {mesh}, {report['rows']} rows of {report['row_length']}",
     f"the model's shape is that of {report['shape_from']}",
   ]
