@@ -70,6 +70,7 @@ case ${topology%%:*} in
   v5p) type=v5p-$((2 * chips)) runtime=v2-alpha-tpuv5 ;;  # its number counts cores, two a chip
   v6e) type=v6e-$chips runtime=v2-alpha-tpuv6e ;;
 esac
+check config "$config" '.+' 'a file of the repository'
 check workdir "$workdir" 'gs://[^/]+/.*[^/]' 'gs://BUCKET/DIRECTORY, which outlives the slice'
 cd "$(dirname "$0")/.."
 if [ -z "$commit" ] && [ -n "$(git status --porcelain)" ]; then
@@ -78,7 +79,6 @@ if [ -z "$commit" ] && [ -n "$(git status --porcelain)" ]; then
 fi
 commit=$(git rev-parse --verify --quiet "${commit:-HEAD}^{commit}") ||
   fail '--commit: no such commit, or this is not a git clone'
-check config "$config" '.+' 'a file of the repository'
 git cat-file blob "$commit:$config" &> /dev/null ||
   fail "--config=$config: not a file of commit $commit"
 launch=$workdir/launch/$name-$(date +%Y%m%d-%H%M%S)  # holds the source, the logs and the exit code

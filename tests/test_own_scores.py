@@ -274,7 +274,7 @@ def test_negative_scores_weigh_no_vote_unless_a_flag_says_how(tmp_path):
   same = report["curves"].keys() - {"weighted_orm"}
   assert {k: weighed["curves"][k] for k in same} == {k: report["curves"][k] for k in same}
   (notice,) = [each for each in weighed["notices"] if "softmax" in each]
-  assert notice == "votes weighted by orm_score or a --score have its softmax as weight"
+  assert notice == "where orm_score or a --score weighs votes, the weight is its softmax"
   assert "weighted_logit" in weighed["drawn"] and "weighted_logit" not in report["drawn"]
   (notice,) = ranked(samples, methods=["orm"], vote_weight="sigmoid")[0]["notices"]
   assert notice.startswith("--vote_weight=sigmoid has no effect")

@@ -292,7 +292,9 @@ def test_view_py_counts_labels_and_names_a_bad_line(tmp_path):
   labels.write_text(json.dumps(row | {"steps": ["\n".join(row["steps"])], "labels": [1]}) + "\n")
   completed = call_script("view.py", *flags, f"--labels={labels}", "--problems=1")
   assert "1 problems, 2 solutions, 0 with labels" in completed.stdout
-  assert "labels.jsonl: no solution there has the problem and steps of one of" in completed.stderr
+  assert (
+    "labels.jsonl: no solution there has the problem and steps of one that is" in completed.stderr
+  )
   assert "null" not in json.dumps([p.scores for p in page.from_records(apart)[0].solutions])
   source.write_text('{"problem": "p", "steps": ["a"], "rating_probs": []}\n')
   completed = call_script("view.py", *flags, code=1)

@@ -95,7 +95,8 @@ def test_the_pick_of_hopeless_scores_has_an_answer(tmp_path):
   _, paths = written(samples_of(tmp_path / "a.jsonl", rows), tmp_path, methods=["prm_product"])
   (problem,) = shown_on(paths[2].read_text())
   why = {solution["missing"]: solution["why"] for solution in problem["solutions"]}
-  assert not why[True] and why[False][0].startswith("the pick of the PRM")
+  picks = "the pick of the PRM and the pick of the ORM"
+  assert not why[True] and why[False] == [f"{picks} and the right one that the PRM likes least"]
 
 
 def test_rerank_py_prints_and_writes_a_report(tmp_path):

@@ -456,6 +456,9 @@ def test_two_models_scores_of_prm800k_are_compared(tmp_path):
   assert paired["first_error/error_accuracy"]["difference"] == 1
   with pytest.raises(ValueError, match="not of the same solutions: 1 of 3 differ"):
     step_comparison.compared((a, c))
+  c.write_text(json.dumps(json.loads(a.read_text()) | {"solutions": []}))
+  with pytest.raises(ValueError, match="solutions: the first has 3, the second 0"):
+    step_comparison.compared((a, c))
 
 
 @pytest.mark.parametrize(

@@ -228,16 +228,17 @@ def _with_errors(solved: dict, noise: dict, bounds: dict | None = None, differen
   result = {}
   for (name, each), error in zip(solved.items(), np.asarray(errors).reshape(len(solved), -1)):
     low, high, *critical = bounds[name] if bounds else _normal(each, error)
-    mean = each.mean(axis=0).round(12)  # so that equal shares print alike, however they were summed
-    rows = {"accuracy": mean, "low": np.asarray(low), "high": np.asarray(high)}
+    rows = {"accuracy": each.mean(axis=0), "low": np.asarray(low), "high": np.asarray(high)}
     if name in differences:
       rows = {"difference": rows.pop("accuracy")} | rows
     else:  # a normal interval or a control variate may leave 0..1
       rows = {key: np.clip(row, 0, 1) for key, row in rows.items()}
     rows |= {"problem_standard_error": error}
     rows |= {"standard_error": noise[name]} if name in noise else {}
+    # Rounded, so that equal shares print alike, however they were summed; + 0.0 makes -0.0 0.0.
     result[name] = {
-      key: [None if np.isnan(value) else float(value) for value in row] for key, row in rows.items()
+      key: [None if np.isnan(value) else round(float(value), 12) + 0.0 for value in row]
+      for key, row in rows.items()
     }
     result[name] |= {"critical_value": float(critical[0])} if critical else {}
   return result
@@ -322,7 +323,7 @@ def _notices(
   result += warnings
   if weighted:
     result.append(
-      f"votes weighted by orm_score or a --score have its {options.vote_weight} as weight"
+      f"where orm_score or a --score weighs votes, the weight is its {options.vote_weight}"
     )
   elif options.vote_weight != "plain":
     nothing = "has no effect: no vote is weighted by orm_score or a --score"

@@ -177,7 +177,8 @@ def _with_scores(
     return [dataclasses.replace(each, labels=x.labels) for each, x in zip(same, solutions)]
   if scorer is None:
     raise ValueError(
-      f"{path}: no rating_probs or step_scores, and no model to score it; score it first"
+      f"{path}: no rating_probs or step_scores, and no model to score it; score it first "
+      f"({same.count(None)} of its {len(same)} solutions are not among the evaluated ones)"
     )
   return score(scorer, solutions)[0]
 

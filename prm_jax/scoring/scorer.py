@@ -224,8 +224,8 @@ def _published(
   """Returns the contract of a public model and the readout `name`."""
   if name not in PUBLISHED:
     raise ValueError(
-      f"{directory}: --readout={name}: expected one of {', '.join(PUBLISHED)}; or implicit, "
-      f"for a language model without a head; only a directory with {export.CONTRACT} needs none"
+      f"{directory}: --readout={name}: expected one of {', '.join(PUBLISHED)} (or "
+      f"another of docs/models.md); only a directory with {export.CONTRACT} needs none"
     )
   try:
     readout = PUBLISHED[name](tokenizer, separator, benchmark)

@@ -54,7 +54,8 @@ async function page(number) {
   return opened.get(number);
 }
 
-const percent = (p) => `${(100 * p).toFixed((p > 0 && p < 0.005) || (p > 0.995 && p < 1) ? 1 : 0)} %`;
+const nearlySure = (p) => (p > 0 && p < 0.005) || (p > 0.995 && p < 1);
+const percent = (p) => `${(100 * p).toFixed(nearlySure(p) ? 1 : 0)} %`;
 const NAMES = { "-1": "wrong", 0: "neutral", 1: "right" };
 
 // Returns a sentence about the steps that the model doubts.
