@@ -251,16 +251,19 @@ def _programs(
   )
   text = loss.objective == "language_model"
   read = functools.partial(text_nll if text else read_log_probs, graphdef=graphdef)
-  options = compiler_options.of(tpu, mesh.devices.flat[0])
+  options = functools.partial(compiler_options.of, tpu, mesh.devices.flat[0])
   return Programs(
     abstract=abstract,
     init=jax.jit(init, out_shardings=shardings),
     begin=jax.jit(start, donate_argnums=0, out_shardings=shardings),
     # The new state has the shardings of the old one, so the step is compiled once.
     train_step=jax.jit(
-      update, donate_argnums=0, out_shardings=(shardings, everywhere), compiler_options=options
+      update,
+      donate_argnums=0,
+      out_shardings=(shardings, everywhere),
+      compiler_options=options(training=True),
     ),
-    read=jax.jit(read, out_shardings=everywhere, compiler_options=options),
+    read=jax.jit(read, out_shardings=everywhere, compiler_options=options()),
   )
 
 
