@@ -58,7 +58,8 @@ def main() -> None:
     about += f", {marked:,} with labels" if args.labels else ""
     if args.labels and not marked:
       nothing = f"--labels={args.labels}: no solution there has the problem and steps of one that"
-      print(f"{exits.script()}: {nothing} is shown", file=sys.stderr)
+      text = f"{exits.script()}: {nothing} is shown"
+      print(json_lines.printable(text), file=sys.stderr)
     out.write(page.render(problems, args.input.name, about, threshold=args.threshold))
   print(f"{about} -> {path}")
 

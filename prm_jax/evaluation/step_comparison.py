@@ -52,10 +52,11 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
       [(own_id(x), x.group, x.problem, x.cluster, tuple(x.labels)) for x in part] for part in pair
     )
     if first != second:
-      other = sum(a != b for a, b in zip(first, second))
-      why = f"{other} of {len(first)} differ from the one at the same place"
       if len(first) != len(second):
         why = f"the first has {len(first)}, the second {len(second)}"
+      else:
+        other = sum(a != b for a, b in zip(first, second))
+        why = f"{other} of {len(first)} differ from the one at the same place"
       raise ValueError(f"{paths[0]} and {paths[1]} are not of the same {kind}: {why}")
   thresholds = [each.threshold for each in results]
   arguments = [judged, thresholds, *([trees] if name == "prm800k" else [])]

@@ -70,7 +70,7 @@ class Labelled(msgspec.Struct):
       raise ValueError(f"{len(self.labels)} labels of {len(self.steps)} steps")
     for i, value in enumerate(self.labels, 1):
       if not kinds(value):
-        raise ValueError(f"the label of step {i} is {json_lines.show(value)}: {EXPECTED}")
+        raise ValueError(_unexpected(i, value))
 
 
 def parse(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
@@ -145,6 +145,11 @@ def kinds(value: Value) -> frozenset[Kind]:
   return frozenset({"soft"} if 0 < value < 1 else ())
 
 
+def _unexpected(step: int, label: Value) -> str:
+  """Says that the label of a step, counted from 1, is not of the expected kind."""
+  return f"the label of step {step} is {json_lines.show(label)}: {EXPECTED}"
+
+
 def _count(value: Any) -> tuple[int, int] | None:
   """Returns k and n of "k of n" or [k, n]; None if `value` is neither."""
   if isinstance(value, str):
@@ -196,9 +201,7 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
       possible = kinds(value)
       if not left & possible:
         so_far = f"labels are {' or '.join(sorted(left))}" + (" so far" if given == "auto" else "")
-        shown = json_lines.show(value)
-        problem = f"the label of step {i} is {shown}: {EXPECTED}; {so_far}"
-        raise json_lines.BadLine(f"{where}: {problem}")
+        raise json_lines.BadLine(f"{where}: {_unexpected(i, value)}; {so_far}")
       left &= possible
   if not has_labels and not has_outcomes:
     raise ValueError(f"{where}: no labelled step to train on, up to here")
