@@ -39,7 +39,7 @@ def config() -> Experiment:
       vocab_size=151_936,
       dtype="bfloat16",
       remat="full",
-      saved=("attention", "query", "key", "value", "output", "gate", "up"),
+      saved=("attention", "attention_inputs", "residual", "gate", "up"),
     ),
     optim=Optim(learning_rate=1e-6, warmup_steps=40),
     mesh=Mesh(fsdp=-1, tensor=1),

@@ -40,7 +40,7 @@ def config() -> Experiment:
       vocab_size=152_064,
       dtype="bfloat16",
       remat="full",
-      saved=("attention", "query", "key", "value", "output", "gate", "up"),
+      saved=("attention", "attention_inputs", "residual", "gate", "up"),
     ),
     optim=Optim(learning_rate=1e-6, warmup_steps=20),
     mesh=Mesh(fsdp=-1, tensor=1),

@@ -133,6 +133,7 @@ class Data(Checked):
 
 Projection = Literal["query", "key", "value", "output", "gate", "up", "down"]  # weights of a layer
 PROJECTIONS = get_args(Projection)
+Saved = Literal[Projection, "attention", "attention_inputs", "residual"]  # activations of a layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,9 +178,11 @@ class Model(Checked):
   # "dots_no_batch": all but products of activations and weights.  "dots": all but matrix products,
   # including those of dense attention.  "full": the whole layer.
   remat: Changeable[Literal["none", "dots", "dots_no_batch", "full"]] = "none"
-  # Outputs that are stored even with remat="full": of the named projections, and of "attention"
-  # (blockwise or kernel).
-  saved: Changeable[tuple[Literal[Projection, "attention"], ...]] = ()
+  # Arrays that are stored even with remat="full": outputs of projections and of "attention"
+  # (blockwise or kernel), its "attention_inputs" (rotated), and the "residual" stream after it.
+  # "attention_inputs" take the memory of "query", "key" and "value", and save more recomputation
+  # unless there is query_key_norm; so does "residual" in place of "output" without post_norms.
+  saved: Changeable[tuple[Saved, ...]] = ()
   # The dtype in which gradients of the layers' matrices are reduced across devices.
   # "activations": model.dtype; bfloat16 halves the traffic and keeps three digits.
   gradient_dtype: Literal["float32", "activations"] = "float32"

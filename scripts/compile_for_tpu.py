@@ -42,10 +42,6 @@ from prm_jax.runtime import command_line, storage
 if TYPE_CHECKING:
   from prm_jax.tpu import compilation
 
-PROJECTIONS = ("attention", "query", "key", "value", "output", "gate", "up")
-# Values of model.saved that a sweep tries, from the most memory to the least.
-SAVED = (PROJECTIONS, PROJECTIONS[:5], PROJECTIONS[:1], ())
-
 
 @dataclasses.dataclass(frozen=True)
 class Args:
@@ -117,11 +113,12 @@ def sweep(job: compilation.Job, compiles: int) -> list[dict]:
   """
   from prm_jax.tpu import compilation
 
-  c, reports, tried, spawn = job.config, [], 0, multiprocessing.get_context("spawn")
+  reports, tried, spawn = [], 0, multiprocessing.get_context("spawn")
+  c, _ = compilation.resolved(job.config)
   for times in (1, 2, 4):
     steps = max(c.train.steps // times, 1)  # same amount of data
     train = dataclasses.replace(c.train, batch_rows=c.train.batch_rows * times, steps=steps)
-    for saved in SAVED[: compiles - tried]:
+    for saved in saved_activations(c.model)[: compiles - tried]:
       tried += 1
       model = dataclasses.replace(c.model, remat="full", saved=saved)
       variant = dataclasses.replace(job, config=dataclasses.replace(c, model=model, train=train))
@@ -139,6 +136,13 @@ def sweep(job: compilation.Job, compiles: int) -> list[dict]:
     raise ValueError("the compiler aborted at every variant; its messages are above")
   speed = lambda report: report.get("estimate", {}).get("tokens_per_second", report["fits"])
   return sorted(reports, key=speed, reverse=True)
+
+
+def saved_activations(c: config_lib.Model) -> tuple[tuple[str, ...], ...]:
+  """Returns the values of `model.saved` that a sweep tries, from the most memory to the least."""
+  inputs = ("query", "key", "value") if c.query_key_norm else ("attention_inputs",)
+  kept = ("attention", *inputs, "output" if c.post_norms else "residual")
+  return (*kept, "gate", "up"), kept, ("attention",), ()
 
 
 def one_line(report: dict) -> str:

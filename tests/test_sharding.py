@@ -39,7 +39,7 @@ MODEL = dataclasses.replace(
   head_size=8,
   mlp_width=48,
   remat="full",
-  saved=("attention", "query", "key", "value", "output", "gate", "up"),
+  saved=("attention", "attention_inputs", "residual", "gate", "up"),
 )
 
 

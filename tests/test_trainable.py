@@ -267,8 +267,9 @@ def test_recomputation_changes_no_gradient():
   for policy in ("dots", "full"):
     model = dataclasses.replace(FEW, remat=policy)
     close(gradient(model), whole_gradient())
-  kept = dataclasses.replace(FEW, remat="full", saved=("attention", "gate", "output"))
-  close(gradient(kept), whole_gradient())
+  for saved in (("attention", "gate", "output"), ("attention", "attention_inputs", "residual")):
+    kept = dataclasses.replace(FEW, remat="full", saved=saved)
+    close(gradient(kept), whole_gradient())
 
 
 def test_saved_outputs_are_not_computed_again():
@@ -281,3 +282,5 @@ def test_saved_outputs_are_not_computed_again():
 
   assert products("gate") == products("up") == products() - 1
   assert products("query", "key", "value", "gate", "up") <= products() - 5
+  assert products("attention_inputs") == products("query", "key", "value")
+  assert products("attention", "residual") == products("attention", "output")

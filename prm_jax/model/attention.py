@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from prm_jax.model import blockwise, tree_kernel
@@ -60,6 +61,7 @@ def attention(
   q = q.reshape(B, -1, K, N // K, H).transpose(0, 2, 3, 1, 4)
   q = q * (H**-0.5 if scale is None else scale)
   k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+  q, k, v = (checkpoint_name(x, "attention_inputs") for x in (q, k, v))
   out = attend(q, k, v, mask, softcap)
   return out.transpose(0, 3, 1, 2, 4).reshape(B, -1, N, H)[:, :T]
 

@@ -187,6 +187,7 @@ class Block(nnx.Module):
     c = self.config
     y = self.attend(rms_norm(x, self.attention_norm[...], c), rotations, attention, sliding)
     x = x + (rms_norm(y, self.post_attention_norm[...], c) if c.post_norms else y)
+    x = checkpoint_name(x, "residual")
     y = rms_norm(x, self.mlp_norm[...], c)
     gate, up = self.project(y, "gate"), self.project(y, "up")
     y = constrain(ACTIVATIONS[c.activation](gate) * up, ROWS, None, "tensor")
