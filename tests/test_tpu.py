@@ -319,11 +319,12 @@ def abort_at_more_rows(job):
   return {"rows": 16, "saved": [], "fits": True, "gib_per_chip": {"needed": 1.0}}
 
 
-def test_a_sweep_outlives_an_abort_of_the_compiler(monkeypatch, capfd):
+def test_a_sweep_outlives_an_abort_of_the_compiler(tokenizer, monkeypatch, capfd):
   """A sweep keeps the reports of other variants if the compiler aborts its process at one."""
   sweep = runpy.run_path(str(ROOT / "scripts" / "compile_for_tpu.py"))["sweep"]
   monkeypatch.setattr(compilation, "compiled_report", abort_at_more_rows)
-  job = compilation.Job(config_lib.Experiment(), "v5e:2x2")
+  c = config_lib.Experiment(data=config_lib.Data(tokenizer=tokenizer))
+  job = compilation.Job(c, "v5e:2x2")
   assert [report["rows"] for report in sweep(job, compiles=2)] == [16]
   assert "variant 2 is left out: the compiler aborted" in capfd.readouterr().err
 

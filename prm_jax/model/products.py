@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from prm_jax.model import attention
 from prm_jax.model.sharding import Axis, constrain, fitting
@@ -61,8 +62,12 @@ def _backward(gradient_dtype, axes, saved, dy):
       dw = jnp.einsum("SI,SO->IO", rows, dy, preferred_element_type=preferred)
     dw = dw.reshape(weight.shape)
   else:
+    # Without the barrier libtpu would fuse the operations that produce dy into both products, which
+    # then need more time to compile and to run.  On v6e it would transpose dx.
+    dy = jax.lax.optimization_barrier(dy)
     outputs = ([*range(1, dy.ndim)], [*range(x.ndim - 1, weight.ndim)])  # axes in dy, in weight
     dx = jnp.tensordot(dy, weight.astype(x.dtype), outputs)
+    dx = with_layout_constraint(dx, Layout(tuple(range(dx.ndim))))
     dw = jnp.tensordot(x, dy, (0, 0), preferred_element_type=preferred)
   return dx, dw.astype(like.dtype)
 
