@@ -272,6 +272,15 @@ def test_products_round_their_exact_sums(platform, dtype, rounding, inputs, outp
     np.testing.assert_allclose(np.asarray(got, float), expected, rtol=rounding, atol=1e-5)
 
 
+@pytest.mark.parametrize(("platform", "times"), [("tpu", 1), ("gpu", 0), ("cpu", 0)])
+def test_only_tpus_constrain_gradients(platform, times, monkeypatch):
+  """Elsewhere XLA would gather a gradient whose layout is constrained over the whole mesh."""
+  monkeypatch.setattr(attention, "platform", lambda: platform)
+  square = lambda x, w: (products.weight_product(x, w, "float32") ** 2).sum()
+  program = str(jax.make_jaxpr(jax.grad(square, (0, 1)))(jnp.ones((8, 4)), jnp.ones((4, 6))))
+  assert program.count("layout_constraint") == program.count("optimization_barrier") == times
+
+
 CPU = pathlib.Path("/proc/cpuinfo")
 
 

@@ -271,6 +271,7 @@ def test_compiler_options_are_those_of_the_generation_and_the_config():
   given = ("xla_tpu_scoped_vmem_limit_kib=20000", "xla_enable_async_all_reduce=")
   found = compiler_options.of(config_lib.Tpu(given), device)
   defaults = compiler_options.DEFAULTS["TPU v5 lite"]
+  assert compiler_options.TRAINING.keys() == compiler_options.DEFAULTS.keys()
   assert found == {k: v for k, v in defaults.items() if k != "xla_enable_async_all_reduce"} | {
     "xla_tpu_scoped_vmem_limit_kib": "20000"
   }
@@ -327,6 +328,15 @@ def test_a_sweep_outlives_an_abort_of_the_compiler(tokenizer, monkeypatch, capfd
   job = compilation.Job(c, "v5e:2x2")
   assert [report["rows"] for report in sweep(job, compiles=2)] == [16]
   assert "variant 2 is left out: the compiler aborted" in capfd.readouterr().err
+
+
+def test_a_sweep_saves_what_norms_read():
+  """A sweep saves projections if norms read them, and otherwise the arrays that follow."""
+  saved = runpy.run_path(str(ROOT / "scripts" / "compile_for_tpu.py"))["saved_activations"]
+  most = lambda **norms: saved(dataclasses.replace(tiny.MODEL, **norms))[0]
+  assert most() == ("attention", "attention_inputs", "residual", "gate", "up")
+  both = most(query_key_norm=True, post_norms=True)
+  assert both == ("attention", "query", "key", "value", "output", "gate", "up")
 
 
 def test_two_classes_are_those_of_the_class_weights():

@@ -62,12 +62,15 @@ def _backward(gradient_dtype, axes, saved, dy):
       dw = jnp.einsum("SI,SO->IO", rows, dy, preferred_element_type=preferred)
     dw = dw.reshape(weight.shape)
   else:
-    # Without the barrier libtpu would fuse the operations that produce dy into both products, which
-    # then need more time to compile and to run.  On v6e it would transpose dx.
-    dy = jax.lax.optimization_barrier(dy)
+    on_tpu = attention.platform() == "tpu"
+    # libtpu would otherwise fuse the operations that produce dy into both products, which then take
+    # longer to compile and to run.
+    dy = jax.lax.optimization_barrier(dy) if on_tpu else dy
     outputs = ([*range(1, dy.ndim)], [*range(x.ndim - 1, weight.ndim)])  # axes in dy, in weight
     dx = jnp.tensordot(dy, weight.astype(x.dtype), outputs)
-    dx = with_layout_constraint(dx, Layout(tuple(range(dx.ndim))))
+    # On v6e libtpu would otherwise transpose dx, and copy activations to match.  XLA's partitioner
+    # for other platforms gathers a constrained array.
+    dx = with_layout_constraint(dx, Layout(tuple(range(dx.ndim)))) if on_tpu else dx
     dw = jnp.tensordot(x, dy, (0, 0), preferred_element_type=preferred)
   return dx, dw.astype(like.dtype)
 
