@@ -272,13 +272,20 @@ def test_products_round_their_exact_sums(platform, dtype, rounding, inputs, outp
     np.testing.assert_allclose(np.asarray(got, float), expected, rtol=rounding, atol=1e-5)
 
 
-@pytest.mark.parametrize(("platform", "times"), [("tpu", 1), ("gpu", 0), ("cpu", 0)])
-def test_only_tpus_constrain_gradients(platform, times, monkeypatch):
-  """Elsewhere XLA would gather a gradient whose layout is constrained over the whole mesh."""
+@pytest.mark.parametrize(
+  ("platform", "tensor", "barriers", "constraints"),
+  [("tpu", 1, 1, 1), ("tpu", 2, 1, 0), ("gpu", 1, 0, 0), ("cpu", 1, 0, 0)],
+)
+def test_layouts_are_constrained_on_tpus_over_fsdp(
+  platform, tensor, barriers, constraints, monkeypatch
+):
+  """Elsewhere XLA would gather a gradient whose layout is constrained."""
   monkeypatch.setattr(attention, "platform", lambda: platform)
   square = lambda x, w: (products.weight_product(x, w, "float32") ** 2).sum()
-  program = str(jax.make_jaxpr(jax.grad(square, (0, 1)))(jnp.ones((8, 4)), jnp.ones((4, 6))))
-  assert program.count("layout_constraint") == program.count("optimization_barrier") == times
+  with jax.set_mesh(sharding_lib.make_mesh(config_lib.Mesh(tensor=tensor))):
+    program = str(jax.make_jaxpr(jax.grad(square, (0, 1)))(jnp.ones((8, 4)), jnp.ones((4, 6))))
+  assert program.count("optimization_barrier") == barriers
+  assert program.count("layout_constraint") == constraints
 
 
 CPU = pathlib.Path("/proc/cpuinfo")
