@@ -5,12 +5,12 @@
   python scripts/train.py --config=configs/prm800k_gemma3_4b.py --workdir=runs/gemma_4b
   python scripts/score.py --checkpoint=runs/gemma_4b --input=samples.jsonl --output=scored.jsonl
 
-Cost: about 3.8 minutes of steps (2.0 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 0.47 s a step, 40% of the chips' peak. Loading, compilation, evaluation and checkpoints
+Cost: about 3.2 minutes of steps (1.7 chip-hours), estimated from the compiler's cycles and stated
+assumptions: 0.40 s a step, 46% of the chips' peak. Loading, compilation, evaluation and checkpoints
 come on top. The 475 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
-1.36 GiB of parameters, optimiser state and batch, and 10.20 GiB of temporaries, of 95 GiB (headroom
-88%). Time and memory come from
+1.36 GiB of parameters, optimiser state and batch, and 9.53 GiB of temporaries, of 95 GiB (headroom
+89%). Time and memory come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_gemma3_4b.py \
     --topology=v5p:2x4x4

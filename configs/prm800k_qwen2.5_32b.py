@@ -5,12 +5,12 @@
   python scripts/train.py --config=configs/prm800k_qwen2.5_32b.py --workdir=runs/qwen_32b
   python scripts/export.py --checkpoint=runs/qwen_32b --output=exports/qwen_32b
 
-Cost: about 10.3 minutes of steps (11.0 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 1.30 s a step, 67% of the chips' peak. Loading, compilation, evaluation and checkpoints
+Cost: about 10.4 minutes of steps (11.1 chip-hours), estimated from the compiler's cycles and stated
+assumptions: 1.32 s a step, 66% of the chips' peak. Loading, compilation, evaluation and checkpoints
 come on top. The 475 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
-5.64 GiB of parameters, optimiser state and batch, and 25.14 GiB of temporaries, of 95 GiB (headroom
-68%). Time and memory come from
+5.64 GiB of parameters, optimiser state and batch, and 25.33 GiB of temporaries, of 95 GiB (headroom
+67%). Time and memory come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_32b.py \
     --topology=v5p:4x4x4

@@ -5,8 +5,8 @@
   python scripts/train.py --config=configs/prm800k_qwen2.5_math_1.5b.py --workdir=runs/qwen_1.5b
   python scripts/export.py --checkpoint=runs/qwen_1.5b --output=exports/qwen_1.5b
 
-Cost: about 6.7 minutes of steps (1.8 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 0.42 s a step, 44% of the chips' peak. Loading, compilation, evaluation and checkpoints
+Cost: about 6.5 minutes of steps (1.7 chip-hours), estimated from the compiler's cycles and stated
+assumptions: 0.41 s a step, 45% of the chips' peak. Loading, compilation, evaluation and checkpoints
 come on top. The 950 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
 1.08 GiB of parameters, optimiser state and batch, and 6.02 GiB of temporaries, of 15.75 GiB

@@ -5,11 +5,11 @@
   python scripts/train.py --config=configs/prm800k_qwen2.5_math_72b.py --workdir=runs/qwen_72b
   python scripts/export.py --checkpoint=runs/qwen_72b --output=exports/qwen_72b
 
-Cost: about 12.2 minutes of steps (26.1 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 1.54 s a step, 63% of the chips' peak. Loading, compilation, evaluation and checkpoints
+Cost: about 12.6 minutes of steps (26.9 chip-hours), estimated from the compiler's cycles and stated
+assumptions: 1.59 s a step, 61% of the chips' peak. Loading, compilation, evaluation and checkpoints
 come on top. The 475 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
-6.29 GiB of parameters, optimiser state and batch, and 26.08 GiB of temporaries, of 95 GiB (headroom
+6.29 GiB of parameters, optimiser state and batch, and 25.83 GiB of temporaries, of 95 GiB (headroom
 66%). Time and memory come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_72b.py \

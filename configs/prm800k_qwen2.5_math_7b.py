@@ -5,11 +5,11 @@
   python scripts/train.py --config=configs/prm800k_qwen2.5_math_7b.py --workdir=runs/qwen_7b
   python scripts/export.py --checkpoint=runs/qwen_7b --output=exports/qwen_7b
 
-Cost: about 4.6 minutes of steps (2.5 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 0.58 s a step, 64% of the chips' peak. Loading, compilation, evaluation and checkpoints
+Cost: about 4.5 minutes of steps (2.4 chip-hours), estimated from the compiler's cycles and stated
+assumptions: 0.57 s a step, 65% of the chips' peak. Loading, compilation, evaluation and checkpoints
 come on top. The 475 steps are two epochs (as in the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at 317 tokens each, as in the sample at hand. Memory per chip, by the compiler:
-2.54 GiB of parameters, optimiser state and batch, and 14.13 GiB of temporaries, of 95 GiB (headroom
+2.54 GiB of parameters, optimiser state and batch, and 14.11 GiB of temporaries, of 95 GiB (headroom
 82%). Time and memory come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_7b.py \

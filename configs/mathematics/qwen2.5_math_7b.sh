@@ -21,7 +21,10 @@ sampling=(--temperature=0.7 --max_new_tokens=1024 --dtype=bfloat16 --batch=1024 
 rollouts=(--rollouts=8 --balanced=4)
 parts=(1 2 4)
 recipe=configs/prm800k_qwen2.5_math_7b.py
-updates=(--config.train.epochs=2 --config.train.microbatches=4)
+updates=(
+  --config.train.epochs=2 --config.train.microbatches=4
+  --config.tpu.compiler_options xla_tpu_scoped_vmem_limit_kib=32768 # 7 % faster for this batch
+)
 settings=(
   "--temperature=0.7 --max_new_tokens=1024"
   "--temperature=1.0 --max_new_tokens=1024"
