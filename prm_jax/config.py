@@ -178,11 +178,11 @@ class Model(Checked):
   # "dots_no_batch": all but products of activations and weights.  "dots": all but matrix products,
   # including those of dense attention.  "full": the whole layer.
   remat: Changeable[Literal["none", "dots", "dots_no_batch", "full"]] = "none"
-  # Arrays that are stored even with remat="full": outputs of projections; of "attention" (blockwise
-  # or kernel) the outputs, and as "attention_inputs" the rotated queries, keys and values; and the
-  # "residual" stream after attention.  In as much memory, "attention_inputs" save more
-  # recomputation than "query", "key" and "value" unless the model has query_key_norm, and
-  # "residual" more than "output" unless it has post_norms.
+  # Arrays that are stored even with remat="full": outputs of projections and of "attention"
+  # (blockwise or kernel); "attention_inputs", the rotated queries and keys, and values; "residual",
+  # the stream after attention.  In as much memory, "attention_inputs" save more recomputation than
+  # "query", "key" and "value" unless the model has query_key_norm, and "residual" more than
+  # "output" unless it has post_norms.
   saved: Changeable[tuple[Saved, ...]] = ()
   # The dtype in which gradients of the layers' matrices are reduced across devices.
   # "activations": model.dtype; bfloat16 halves the traffic and keeps three digits.
