@@ -1,7 +1,6 @@
 """Products of activations with weights, and the dtypes of their sums and gradients."""
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -71,8 +70,8 @@ def _backward(gradient_dtype, axes, saved, dy):
     dx = jnp.tensordot(dy, weight.astype(x.dtype), outputs)
     # On v6e libtpu would otherwise transpose dx, and copy activations to match.  But it gathers an
     # array whose layout is constrained if there are mesh axes beside fsdp.
-    others = {**jax.sharding.get_abstract_mesh().shape, "fsdp": 1}.values()
-    if on_tpu and math.prod(others) == 1:
+    mesh = jax.sharding.get_abstract_mesh()
+    if on_tpu and mesh.size <= mesh.shape.get("fsdp", 1):
       dx = with_layout_constraint(dx, Layout(tuple(range(dx.ndim))))
     dw = jnp.tensordot(x, dy, (0, 0), preferred_element_type=preferred)
   return dx, dw.astype(like.dtype)
