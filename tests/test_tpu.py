@@ -184,9 +184,8 @@ def test_a_step_compiles_for_a_slice_without_one(tokenizer, tmp_path):
   assert gib["needed"] == gib["arguments"] + gib["temporaries"] and gib["temporaries"] > 0
   assert found["headroom"] == 1 - gib["needed"] / 15.75
   assert found["involuntary_rematerialisations"] == 0
-  v5e = "TPU v5 lite"
-  expected = compiler_options.DEFAULTS[v5e] | compiler_options.TRAINING[v5e]
-  assert found["compiler_options"] == expected
+  limit = {"xla_tpu_scoped_vmem_limit_kib": "20480"}
+  assert found["compiler_options"] == compiler_options.COMMON | limit
   assert found["estimate"]["parts"]["compiled_code"] > 0
   kinds = {row["kind"] for row in found["collectives"]["by_kind"]}
   assert "all-gather" in kinds and kinds & {"all-reduce", "reduce-scatter"}
@@ -269,15 +268,13 @@ def test_compiler_options_are_those_of_the_generation_and_the_config():
   """The config changes or removes a TPU generation's options; other devices have none."""
   device = compilation.Job(config_lib.Experiment(), "v5e:2x2").devices()[0]
   given = ("xla_tpu_scoped_vmem_limit_kib=20000", "xla_enable_async_all_reduce=")
-  found = compiler_options.of(config_lib.Tpu(given), device)
-  defaults = compiler_options.DEFAULTS["TPU v5 lite"]
-  assert compiler_options.TRAINING.keys() == compiler_options.DEFAULTS.keys()
-  assert found == {k: v for k, v in defaults.items() if k != "xla_enable_async_all_reduce"} | {
-    "xla_tpu_scoped_vmem_limit_kib": "20000"
-  }
-  assert compiler_options.of(config_lib.Tpu(given), device, training=True) == found
-  own = compiler_options.of(config_lib.Tpu(), device, training=True)
-  assert own == defaults | compiler_options.TRAINING["TPU v5 lite"] != defaults
+  common = compiler_options.COMMON
+  expected = {k: v for k, v in common.items() if k != "xla_enable_async_all_reduce"}
+  expected |= {"xla_tpu_scoped_vmem_limit_kib": "20000"}
+  for training, limit in ((False, "32768"), (True, "20480")):
+    assert compiler_options.of(config_lib.Tpu(given), device, training) == expected
+    own = compiler_options.of(config_lib.Tpu(), device, training)
+    assert own == common | {"xla_tpu_scoped_vmem_limit_kib": limit}
   assert compiler_options.of(config_lib.Tpu(given), jax.devices()[0]) is None
   with pytest.raises(ValueError, match=r"compiler_options=.*regex"):
     config_lib.Tpu(("--xla_flag=1",))

@@ -70,7 +70,7 @@ def draw(panels: Sequence[Panel]) -> matplotlib.figure.Figure:
     for j, curve in enumerate(panel.curves):
       colour = j if curve.colour is None else curve.colour
       style = {"color": COLOURS[colour % len(COLOURS)], "linewidth": 1.5}
-      style |= {"linestyle": "--"} if curve.dashed else {"marker": MARKERS[j % len(MARKERS)]}
+      style |= {"linestyle": "--"} if curve.dashed else {"marker": MARKERS[colour % len(MARKERS)]}
       axes.plot(curve.x, curve.y, markersize=4.5, **style)
       if curve.low is not None:
         fill = {"color": style["color"], "alpha": 0.13, "lw": 0}

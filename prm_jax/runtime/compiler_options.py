@@ -22,19 +22,14 @@ BESIDE_PRODUCTS = {
   "xla_enable_async_all_reduce": "true",
 }
 COMMON = WHOLE_EINSUMS | BESIDE_PRODUCTS
-# KiB of on-chip memory (VMEM) for an operation.  More allows larger tiles, but compiles longer.
 VMEM = "xla_tpu_scoped_vmem_limit_kib"
-DEFAULTS = {
-  "TPU v5 lite": COMMON | {VMEM: "32768"},  # v5e
-  "TPU v5": COMMON | {VMEM: "32768"},  # v5p
-  "TPU v6 lite": COMMON | {VMEM: "65536"},  # v6e
-}
-# Less for train steps, so that they compile in half to two thirds of the time.  Runs of thousands
-# of steps on v6e gain from 65536: the 7B model's steps are 11 % faster.  Scoring would be slower.
-TRAINING = {
-  "TPU v5 lite": {VMEM: "20480"},
-  "TPU v5": {VMEM: "18432"},
-  "TPU v6 lite": {VMEM: "32768"},
+# On-chip memory of an operation, in KiB: for scoring and sampling, and for train steps.  More
+# allows larger tiles, but compiles longer: with less, train steps compile in half to two thirds of
+# the time.  Runs of thousands of steps on v6e gain from 65536: the 7B step is 11 % faster.
+VMEM_LIMITS = {
+  "TPU v5 lite": (32768, 20480),  # v5e
+  "TPU v5": (32768, 18432),  # v5p
+  "TPU v6 lite": (65536, 32768),  # v6e
 }
 
 
@@ -46,7 +41,6 @@ def of(c: config_lib.Tpu, device: jax.Device, training: bool = False) -> dict[st
   """
   if device.platform != "tpu":
     return None
-  given = dict(option.split("=", 1) for option in c.compiler_options)
-  own = TRAINING.get(device.device_kind, {}) if training else {}
-  options = DEFAULTS.get(device.device_kind, COMMON) | own | given
+  options = COMMON | {VMEM: str(VMEM_LIMITS.get(device.device_kind, ("", ""))[training])}
+  options |= dict(option.split("=", 1) for option in c.compiler_options)
   return {name: value for name, value in options.items() if value}
