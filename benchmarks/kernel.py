@@ -3,7 +3,7 @@
 The TPU compiler reports the memory, so no TPU is needed and no time is measured.  The benchmark
 compiles the gradients of attention alone, at two row lengths for three TPU generations.  Target:
 less temporary memory at every size than the leaner of splash attention's two backward passes.
-Takes 20 minutes; --work stores the compilations.
+Takes up to 7 minutes; --work stores the compilations.
 """
 
 import dataclasses

@@ -2,12 +2,12 @@
 
 Simulated: scripts/train.py makes the same run on one device and on more devices and hosts, which
 are threads and processes of this machine.  Target: losses and gradient norms within 1e-6; no speed
-is measured.  25 minutes.
+is measured.
 
 Compiled: the TPU compiler reports memory, collectives and estimated time of train steps for TPU
 slices of up to 1,024 chips.  No TPU is needed, and no time is measured.  Targets: every step fits,
 the 7B step on v5e:8x8 reaches 65 % of the peak by the compiler's cycles, and no array is copied
-whole because it could not be split.  25 minutes; --work stores the compilations.
+whole because it could not be split.  Takes up to 31 minutes; --work stores the compilations.
 """
 
 import dataclasses

@@ -7,9 +7,9 @@
   reranking    scripts/rerank.py on 930,000 lines: under 60 s                           5 minutes
   tree         training and scoring with prefix trees, beside flattened ones           12 minutes
   training     fine-tuning on the CPU, beside TRL's PRMTrainer                   12 to 45 minutes
-  kernel       memory of the TPU attention kernel, beside splash attention             20 minutes
-  scaling      simulated devices and hosts; train steps compiled for TPU slices        50 minutes
-  generation   sampling from a language model, beside transformers' generate           30 minutes
+  kernel       memory of the TPU attention kernel, beside splash attention              7 minutes
+  scaling      simulated devices and hosts; train steps compiled for TPU slices        31 minutes
+  generation   sampling from a language model, beside transformers' generate           47 minutes
   search       PRM-guided search over all problems at once, with caches                 8 minutes
   serving      scores over HTTP, beside score.py                                        2 minutes
   dtypes       float32 beside bfloat16 on the CPU, with a profile of a layer            5 minutes

@@ -9,7 +9,7 @@ data/math_test.jsonl, 1,000 of each of the 500 test problems, of one generator (
 `is_correct`); and models/Qwen2.5-Math-1.5B.  `ood` needs --domains NAME=FILE as well.
 
 The cost is an estimate: without a TPU at hand, the experiments were never run at this scale.  A
-solution has 350 tokens, and configs/prm800k_qwen2.5_math_1.5b.py needs 1.8 v5e chip-hours for 62
+solution has 350 tokens, and configs/prm800k_qwen2.5_math_1.5b.py needs 1.7 v5e chip-hours for 62
 million tokens; a forward pass alone is a third of that.  The table gives v5e chip-hours of three
 seeds (tuning: two); eight chip-hours are an hour of the host:
 
