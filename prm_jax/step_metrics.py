@@ -5,6 +5,7 @@ import numpy as np
 from prm_jax.types import RATINGS
 
 BINS = 10  # of the calibration error: equal widths over [0, 1]
+CONFIDENT, DEVIATION = 0.9, 0.01  # of a sure step
 TINY = float(np.finfo(np.float32).tiny)  # lower bound of a probability in a logarithm
 
 
@@ -52,6 +53,22 @@ def step_metrics(probs, labels, classes=RATINGS) -> dict:
     "auroc": auroc(scores, target > 0),
     "ece": float(np.abs(gaps).sum() / total) if total else None,
   }
+
+
+def certain(right, deviation) -> bool:
+  """Returns whether an ensemble is sure of a solution's steps, up to the first surely wrong one.
+
+  The later steps would have no labels.  A step is sure if P(right) is at least 0.9 or at most 0.1,
+  and the standard deviation over the heads is at most 0.01 (ActPRM, arXiv:2504.10559).
+
+  Args:
+    right: mean of P(right) over the heads, `[T]`.
+    deviation: standard deviation of P(right) over the heads, `[T]`.
+  """
+  right, deviation = np.asarray(right), np.asarray(deviation)
+  doubt = ((right > 1 - CONFIDENT) & (right < CONFIDENT)) | (deviation > DEVIATION)
+  wrong = np.flatnonzero(~doubt & (right <= 1 - CONFIDENT))
+  return not doubt[: wrong[0] if len(wrong) else None].any()
 
 
 def auroc(scores, positive) -> float | None:

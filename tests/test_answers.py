@@ -88,6 +88,18 @@ def test_spellings_of_an_answer_have_one_normal_form():
     (r"\text{(C)}", "C", "equal"),
     (r"x \in [-2,7]", r"-2 \le x \le 7", "equal"),
     ("2x + z = 1", "1", "different"),
+    ("R^2 - r^2", "0", "different"),  # two variables
+    (r"\frac{R}{r}", "1", "different"),
+    ("R_1 - r_1", "-r_1 + R_1", "equal"),
+    ("nN", "n^2", "different"),
+    ("R - r", "r - R", "different"),  # no words with a hyphen
+    (r"\pi(R^2-r^2)", r"\pi(R+r)(R-r)", "equal"),
+    ("2R", "2r", "equal"),
+    ("Twenty-one", "twenty-one", "equal"),
+    ("2e5", "200000", "equal"),
+    ("3.0e8", r"3\times 10^8", "equal"),
+    ("1e-3", "e-3", "different"),
+    ("2e", "e2", "equal"),
     ("x = 5", "5", "equal"),
     ("0.333333", r"\frac{1}{3}", "equal"),
     ("0.33", r"\frac{1}{3}", "different"),
@@ -365,6 +377,36 @@ def test_verdicts_are_kept(tmp_path):
   with Grader(cache=tmp_path / "verdicts", workers=1, precision=2) as other:
     other.verdicts([pair])
     assert other.workers._workers
+
+
+def test_verdicts_of_an_interrupted_run_are_kept(tmp_path):
+  """Verdicts that were given before an interruption are not asked for again."""
+  pairs = [(rf"\sqrt{{{2 * i * i}}}", rf"{i}\sqrt{{2}}") for i in range(2, 6)]
+
+  def stop(count: int) -> None:
+    if count == 2:
+      raise KeyboardInterrupt
+
+  with Grader(cache=tmp_path / "verdicts", workers=1) as one, pytest.raises(KeyboardInterrupt):
+    one.verdicts(pairs, stop)
+  given = []
+  with Grader(cache=tmp_path / "verdicts", workers=1) as again:
+    assert again.verdicts(pairs, given.append) == ["equal"] * 4
+  assert given[0] >= 2  # known before the first job
+
+
+@pytest.mark.parametrize("written", ["garbage\n", "5\n", "[1]\n", "x" * 2**17])
+def test_a_worker_that_writes_something_else_is_replaced(monkeypatch, tmp_path, written):
+  """Its pair is undecided; the run goes on."""
+  stub = tmp_path / "stub.py"
+  say = f"print({written!r}, end='', flush=True)"
+  stub.write_text(f"print('ready', flush=True); input(); {say}; input()")
+  popen = workers.subprocess.Popen
+  start = lambda command, **options: popen([command[0], str(stub)], **options)
+  monkeypatch.setattr(workers.subprocess, "Popen", start)
+  with Grader(workers=1) as one:
+    (verdict,) = one.verdicts([(r"\sqrt{8}", r"2\sqrt{2}")])
+    assert verdict.startswith("undecided") and one.workers.replaced == 1
 
 
 def test_a_cache_that_cannot_be_used_is_a_warning(tmp_path, capsys):

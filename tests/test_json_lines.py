@@ -168,3 +168,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
   assert path.read_text() == "old"
   with pytest.raises(OSError, match="is a directory"), storage.written(path.parent):
     pytest.fail("the block must not run")
+
+
+def test_a_printable_line_keeps_spaces_of_all_languages():
+  """Control characters become "?"; a no-break and an ideographic space stay."""
+  assert json_lines.printable("1\u00a0000\u3000x\x1b[0m\u202e\n") == "1\u00a0000\u3000x?[0m??"

@@ -350,12 +350,13 @@ def test_a_line_has_the_keys_of_the_record_and_of_the_judge():
   """The judge's labels and scores replace others; a known `is_correct` is kept."""
   judgement = judge.Judgement(0, (1, 1, -1, None), 40)
   record = {"note": 1, "rating_probs": [], "step_std": [0.1, 0.2], "labels": [0]}
+  record |= {"step_scores": [0.1, 0.2, 0.3]}
   about = {"judge": "m", "template": "critic"}
   line = judge.line(record | {"is_correct": True}, *TWO, judgement, about)
   assert (line["note"], line["problem"], line["steps"]) == (1, "p", ["a", "b"])
   assert line["labels"] == [1, -1] and line["verdicts"] == [1, 1, -1, None]
   assert [each["1"] for each in line["rating_probs"]] == pytest.approx([1, 1 / 3])
-  assert line["prm_score"] == pytest.approx(1 / 3) and "step_std" not in line
+  assert line["prm_score"] == pytest.approx(1 / 3) and not {"step_std", "step_scores"} & {*line}
   assert line["is_correct"] is True
   for same in ({}, {"is_correct": None}):  # ProcessBench's name of the outcome
     known = judge.line(same | {"final_answer_correct": True}, *TWO, judgement, about)

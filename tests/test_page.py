@@ -366,3 +366,22 @@ def test_close_scores_are_compared_before_they_are_rounded():
   right, wrong = page.from_records(rows)[0].solutions
   assert right.scores["PRM"] > wrong.scores["PRM"]
   assert right.steps[0].p == 0.99998  # a rounded 0.49996 would not be doubted
+
+
+def test_equal_scores_are_filtered_alike_in_any_order():
+  """Two solutions with one score, one right and one wrong, are neither a wrong best nor a lure."""
+  rows = [
+    {"problem": "p", "steps": [text], "step_scores": [1.0], "is_correct": text == "a"}
+    for text in "ab"
+  ]
+  for order in (rows, rows[::-1]):
+    assert page._flags(page.from_records(order)[0]) == 3
+  below = [*rows[1:], {"problem": "p", "steps": ["c"], "step_scores": [0.5], "is_correct": True}]
+  assert page._flags(page.from_records(below)[0]) == 15
+
+
+def test_other_keys_of_a_probability_do_not_count():
+  """A key of `rating_probs` that is no rating changes no number, whatever its value is."""
+  ratings = [{"-1": 0.2, "0": 0.5, "1": 0.3, "2": 1.0, "logit": None}]
+  record = {"problem": "p", "steps": ["a"], "rating_probs": ratings}
+  assert page.from_records([record])[0].solutions[0].steps[0].p == 0.8

@@ -440,6 +440,27 @@ def test_scored_lines_are_evaluated_and_compared(scored_lines, tmp_path):
   assert "kappa" in printed and "0.0 to 0.0" in evaluate("--compare", a, a)
 
 
+def test_a_comparison_has_the_numbers_of_the_evaluations(tmp_path):
+  """Also of probabilities near 0 and 1, whose logarithm and order the file has to keep."""
+  for name, right in (("a", 1 - 1e-12), ("b", 1 - 1e-11)):
+    lines = [
+      {
+        "problem": f"p{i}",
+        "steps": ["a", "b"],
+        "labels": [1, -1],
+        "step_scores": [right, 1 - 1e-10],
+      }
+      for i in range(3)
+    ]
+    path = write_lines(tmp_path / f"{name}.jsonl", lines)
+    evaluate("--benchmark=prm800k", f"--input={path}", f"--output={tmp_path / name}.json")
+  paired = step_comparison.compared((tmp_path / "a.json", tmp_path / "b.json"))["paired"]
+  for side in "ab":
+    intervals = json.loads((tmp_path / f"{side}.json").read_text())["intervals"]
+    for name in ("nll", "auroc"):
+      assert paired[name][side] == pytest.approx(intervals[name]["value"], rel=1e-9)
+
+
 def test_two_models_scores_of_prm800k_are_compared(tmp_path):
   """Results of two files of the same labelled lines are compared; those of other labels are not."""
   line = {"steps": ["a", "b"], "labels": [1, -1]}

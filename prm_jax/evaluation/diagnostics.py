@@ -12,7 +12,6 @@ from prm_jax.evaluation.judged import Judged, first_below
 from prm_jax.types import RATINGS
 
 STEP_BINS = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 8), (9, 12), (13, None))  # of the step's number
-CERTAIN_STD, CERTAIN = 0.01, 0.9  # ActPRM trusts a solution if all its steps are this sure
 
 
 def diagnose(
@@ -146,8 +145,7 @@ def uncertainty(judged: Sequence[Judged], trees: Sequence[Judged]) -> dict[str, 
   `bins`: the labelled steps by quintile of standard deviation (equal ones share a bin), with the
   share of wrong decisions at 0.5, the calibration error and the AUROC of each.  `error_auroc`: the
   AUROC with which the deviation predicts wrong decisions.  `certain`: the share of solutions that
-  ActPRM (arXiv:2504.10559) would trust, because every step has std <= 0.01 and P(right) >= 0.9 or
-  <= 0.1; and the share of right decisions among their steps.
+  ActPRM would trust (`step_metrics.certain`), and the share of right decisions among their steps.
   """
   steps = steps_of(trees)
   right = steps["label"] >= 0
@@ -160,11 +158,7 @@ def uncertainty(judged: Sequence[Judged], trees: Sequence[Judged]) -> dict[str, 
       entry["wrong_decisions"] = float(mistaken[part].mean())
       entry["ece"] = step_metrics.calibration(steps["not_wrong"][part], right[part])["ece"]
       bins.append(entry | {"auroc": step_metrics.auroc(steps["not_wrong"][part], right[part])})
-  sure = [
-    each
-    for each in judged
-    if (each.std <= CERTAIN_STD).all() and (np.abs(each.scores - 0.5) >= CERTAIN - 0.5).all()
-  ]
+  sure = [each for each in judged if step_metrics.certain(each.scores, each.std)]
   trusted = steps_of(sure)
   hits = (trusted["not_wrong"] >= 0.5) == (trusted["label"] >= 0)
   return {

@@ -160,7 +160,7 @@ def from_record(
 def stored(judged: Sequence[Judged]) -> list[dict[str, Any]]:
   """Returns the solutions for JSON, without their texts, for the comparison of two models."""
   bare = (dataclasses.replace(x, problem=short_hash(x.problem), steps=()) for x in judged)
-  return [msgspec.to_builtins(each, enc_hook=lambda x: np.round(x, 9).tolist()) for each in bare]
+  return [msgspec.to_builtins(each, enc_hook=lambda x: x.tolist()) for each in bare]
 
 
 def by_group(judged: Sequence[Labelled]) -> dict[str, np.ndarray]:

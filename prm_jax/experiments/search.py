@@ -140,7 +140,7 @@ class SearchStudy(QuickStartStudy):
           lanes = sorted(found.lanes, key=lambda lane: lane.stream)
           samples = [[lane.steps, lane.end == "stop", len(lane.tokens)] for lane in lanes]
           out.write(json.dumps(samples) + "\n")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
   @functools.cached_property
   def task(self) -> tasks.Task:

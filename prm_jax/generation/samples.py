@@ -20,7 +20,7 @@ from prm_jax.types import StepContract
 
 # Keys that judge a solution.  The record of a problem may have them, if it is also a solution.
 OF_A_SOLUTION = {"logprob", "is_correct", "final_answer_correct", "label", "labels", "verdict"}
-OF_A_SOLUTION |= {"verdicts", "step_scores", "search_score", "spent", "rollouts", "provenance"}
+OF_A_SOLUTION |= {"verdicts", "search_score", "spent", "rollouts", "provenance"}
 OF_A_SOLUTION |= candidates.SCORES["process"] | candidates.SCORES["outcome"]
 Problem = dict[str, Any]  # a record with `problem`, whose keys go to each sample
 

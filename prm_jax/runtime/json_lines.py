@@ -9,6 +9,7 @@ import json
 import pathlib
 import re
 import sys
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar
@@ -44,7 +45,7 @@ def show(value: Any, limit: int = 80) -> str:
 
 def printable(text: str) -> str:
   """Replaces control characters by "?": one safe line for a terminal or figure."""
-  return "".join(c if c.isprintable() else "?" for c in text)
+  return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else "?" for c in text)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from prm_jax.types import CLASSES, StepContract
 CHUNK = 16_384  # lines in memory at once
 ANSWER = "# Answer"  # a heading
 SCORES = {  # keys of a model's scores, by its objective
-  "process": {"rating_probs", "prm_score", "step_std", "prm_score_std"},
+  "process": {"rating_probs", "step_scores", "prm_score", "step_std", "prm_score_std"},
   "outcome": {"orm_score", "orm_score_std"},
 }
 

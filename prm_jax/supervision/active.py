@@ -18,11 +18,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import special
 
+from prm_jax import step_metrics
+
 WRONG_SHARE = 0.8  # share of convincing wrong answers in a selection (section 4.2)
-# ActPRM: a step is certain if the mean P(right) is above CONFIDENT or below 1 - CONFIDENT, and the
-# standard deviation over the heads of the ensemble is at most DEVIATION.
-CONFIDENT = 0.9
-DEVIATION = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,19 +88,11 @@ def entropy(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generato
 def uncertain(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
   """Draws at random among members with a step that an ensemble is unsure of: ActPRM's rule.
 
-  It is unsure of a step if the mean over heads of P(right) is between 0.1 and 0.9, or the standard
-  deviation over heads (with K, as in ActPRM's offline filter, not K - 1) is above 0.01.  Steps
-  after the first that is surely wrong do not count, because they have no labels.  May return fewer
-  than `count`, even none.
+  See `step_metrics.certain`; the standard deviation over heads divides by K, as in ActPRM's offline
+  filter, not by K - 1.  May return fewer than `count`, even none.
   """
-
-  def unsure(right: np.ndarray) -> bool:
-    mean, deviation = right.mean(1), right.std(1)
-    doubt = ((mean > 1 - CONFIDENT) & (mean < CONFIDENT)) | (deviation > DEVIATION)
-    wrong = np.flatnonzero(~doubt & (mean <= 1 - CONFIDENT))
-    return bool(doubt[: wrong[0] if len(wrong) else None].any())
-
-  chosen = [i for i in members if unsure(pool.right[i])]
+  certain = lambda right: step_metrics.certain(right.mean(1), right.std(1))
+  chosen = [i for i in members if not certain(pool.right[i])]
   return uniform(pool, np.array(chosen, int), count, rng)
 
 

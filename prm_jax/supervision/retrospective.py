@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from prm_jax.datasets.prm800k.records import Record
+from prm_jax.datasets.prm800k.records import LabelledSolution, Record
 from prm_jax.evaluation.answers.string_graders import math_equal
 
 UNKNOWN = "unknown"
@@ -28,12 +28,12 @@ def report(records: Iterable[Record]) -> dict[str, Any]:
     grader, and quantiles of the scores at selection, of right and of wrong answers.
     "lacking": numbers of phase 2's records that lack each of the two fields.
   """
-  groups: dict[tuple[int, int | None], list[Record]] = collections.defaultdict(list)
+  groups: dict[tuple[int, int | None], list[LabelledSolution]] = collections.defaultdict(list)
   lacking = {"generation": 0, "score": 0}
   for record in records:
     phase = 1 if record.source.startswith("phase1") else 2
     solution = record.solution
-    groups[phase, solution.generation].append(record)
+    groups[phase, solution.generation].append(solution)
     if phase == 2:
       lacking["generation"] += solution.generation is None
       lacking["score"] += solution.question.pre_generated_verifier_score is None
@@ -46,11 +46,10 @@ def report(records: Iterable[Record]) -> dict[str, Any]:
   }
 
 
-def _group(records: Sequence[Record]) -> dict[str, Any]:
+def _group(solutions: Sequence[LabelledSolution]) -> dict[str, Any]:
   labels, reasons, answers = (collections.Counter() for _ in range(3))
   scores: dict[str, list[float]] = {"right": [], "wrong": [], UNKNOWN: []}
-  for record in records:
-    solution = record.solution
+  for solution in solutions:
     if solution.is_quality_control_question or solution.is_initial_screening_question:
       continue
     reasons[solution.label.finish_reason] += 1
@@ -63,14 +62,14 @@ def _group(records: Sequence[Record]) -> dict[str, Any]:
     answers[kind] += 1
     if (score := question.pre_generated_verifier_score) is not None:
       scores[kind].append(score)
-  problems = collections.Counter(record.solution.question.problem for record in records)
+  problems = collections.Counter(solution.question.problem for solution in solutions)
   return {
-    "records": len(records),
+    "records": len(solutions),
     "problems": len(problems),
     "most_of_a_problem": max(problems.values()),
-    "quality_control": sum(r.solution.is_quality_control_question for r in records),
-    "screening": sum(r.solution.is_initial_screening_question for r in records),
-    "labellers": len({r.solution.labeler for r in records}),
+    "quality_control": sum(x.is_quality_control_question for x in solutions),
+    "screening": sum(x.is_initial_screening_question for x in solutions),
+    "labellers": len({x.labeler for x in solutions}),
     "finish_reasons": dict(sorted(reasons.items())),
     "labels": dict(sorted(labels.items())),
     "answers": dict(sorted(answers.items())),

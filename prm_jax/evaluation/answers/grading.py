@@ -37,9 +37,12 @@ from prm_jax.runtime.progress import Progress
 Name = Literal["math_verify", "openai", "math"]
 EQUAL, DIFFERENT = DECIDED = "equal", "different"
 CACHE = storage.CACHE / "verdicts.sqlite"
-PACKAGES = {"math_verify": "math-verify", "openai": "sympy"}  # the verdicts depend on them
+PACKAGES = {  # the verdicts depend on them
+  "math_verify": ("math-verify", "latex2sympy2-extended", "sympy"),
+  "openai": ("pylatexenc", "sympy"),
+}
 MAX_CLASSES = 8  # most classes that an answer is compared with, the most frequent first
-RULES = "9"  # increase it when a grader's rules change, so that stored verdicts are not used
+RULES = "10"  # increase it when a grader's rules change, so that stored verdicts are not used
 DECIMAL_COMMA = re.compile(r"([+-]?\d{1,300}),(\d{1,300})")
 Pair = tuple[str, str]
 T = TypeVar("T")
@@ -69,8 +72,8 @@ class Grader:
     self.workers = Workers(workers, seconds)
     self._known: dict[Pair, str] = {}
     self._cache = _Cache(cache) if cache else None
-    version = metadata.version(PACKAGES[name]) if name in PACKAGES else ""
-    self._about = json.dumps([name, RULES, version, self.options], sort_keys=True)
+    versions = [metadata.version(package) for package in PACKAGES.get(name, ())]
+    self._about = json.dumps([name, RULES, versions, self.options], sort_keys=True)
 
   def __enter__(self):
     return self
@@ -101,12 +104,14 @@ class Grader:
     self._known |= judged
     on_done(len(judged))
     jobs = [{"grader": self.name, "a": a, "b": b} | self.options for a, b in left]
-    for done, (job, verdict) in enumerate(self.workers.run(jobs), len(judged) + 1):
-      self._known[left[job]] = verdict
-      on_done(done)
-    if left and self._cache:  # an undecided verdict depends on the machine's speed and memory
-      verdicts = {self._key(pair): self._known[pair] for pair in left}
-      self._cache.put({key: verdict for key, verdict in verdicts.items() if verdict in DECIDED})
+    try:
+      for done, (job, verdict) in enumerate(self.workers.run(jobs), len(judged) + 1):
+        self._known[left[job]] = verdict
+        on_done(done)
+    finally:  # also when interrupted
+      if self._cache:  # an undecided verdict depends on the machine's speed and memory
+        verdicts = {self._key(pair): self._known[pair] for pair in left if pair in self._known}
+        self._cache.put({key: verdict for key, verdict in verdicts.items() if verdict in DECIDED})
     return [self._known[pair] for pair in pairs]
 
   def _without_worker(self, a: str, b: str) -> str | None:

@@ -62,6 +62,8 @@ LONE_NUMBER = re.compile(
 )
 # math-verify reads only a lone i as the imaginary unit, and does not read an upright e.
 CONSTANT = re.compile(r"(?<=\d)(i)(?![A-Za-z_])|(?<![A-Za-z_\\])(i)(?=\d)|\\mathrm\{([ei])\}")
+LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{1,2}(?![A-Za-z])")  # variables, or a product of two
+RARE = ("xi", "eta", "zeta", "chi", "iota", "upsilon")
 INFINITE = sympy.oo, -sympy.oo, sympy.zoo, sympy.nan
 EXACT, ROUNDED = 1e-25, 2e-2  # largest relative difference between equal values
 
@@ -82,6 +84,7 @@ def judge(a: str, b: str, precision: int = 6) -> str:
     values = [_in_base(form) for form in forms]
     if None not in values:
       return "equal" if values[0] == values[1] else "different"
+  a, b = _apart(a, b)
   reads(a)
   x = parsed(a)
   reads(b)
@@ -97,6 +100,19 @@ def judge(a: str, b: str, precision: int = 6) -> str:
     equal = math_verify.verify(y, x, **options)
   equal = equal or _round_alike(x[0], y[0], precision)
   return "equal" if equal and not _contradicted(x[0], y[0]) else "different"
+
+
+def _apart(a: str, b: str) -> tuple[str, str]:
+  """Returns the answers with a rare letter for R where an answer has both R and r.
+
+  math-verify reads capitals as small letters.
+  """
+  cases = [set("".join(LETTERS.findall(answer))) for answer in (a, b)]
+  both = sorted({x for letters in cases for x in letters if x.isupper() and x.lower() in letters})
+  rare = (name for name in RARE if name not in a + b)
+  names = {letter: rf"\{name} " for letter, name in zip(both, rare)}
+  rewritten = lambda match: "".join(names.get(letter, letter) for letter in match[0])
+  return LETTERS.sub(rewritten, a), LETTERS.sub(rewritten, b)
 
 
 def too_large(text: str) -> str:

@@ -50,6 +50,7 @@ NARROW = re.compile(r"(?<=\d)(?:,\s*\\!|\{,\}|\\[,!])\s*(?=\d{3}(?!\d))")
 # 12 000; 0.123 456
 THOUSANDS = re.compile(r"(?:(?<![\w.^])[1-9]\d{0,2}|(?<=\d\.)\d{3})(?:\s+\d{3})+(?!\d)")
 BASE_DIGITS = re.compile(r"(?<!\d)\d+(?:\s+\d+)+(?=\s*_)")  # 1101 0010_2
+WORDS = re.compile(r"(?:[A-Za-z' ]|(?<=[A-Za-z]{3})-(?=[A-Za-z]{3}))*")  # twenty-one, but not R - r
 FRACTION = re.compile(r"([+-]?)(\d+)?\\frac\{([+-]?\d+)\}\{(\d+)\}")
 
 
@@ -65,7 +66,7 @@ def normal_form(answer: str) -> str:
     return choice[1]
   if re.fullmatch(r"[-+]?" + GROUPED.pattern + r"(?:\.\d+)?\s*(?:\D.*)?", text.strip()):
     text = GROUPED.sub(lambda m: m[1] + m[2].replace(",", ""), text)
-  if re.fullmatch(r"[A-Za-z' -]*", text.strip()):  # words
+  if WORDS.fullmatch(text.strip()):
     return " ".join(text.lower().split()).removeprefix("the ")
   text = BASE_DIGITS.sub(_joined, numerals(text))
   return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", re.sub(r"\s+", " ", text))  # 3 4 is not 34

@@ -46,6 +46,7 @@ TEMPERATURE = re.compile(r"([°º]|\^\s*(?:\{\s*\\circ\s*\}|\\circ))\s*[CF](?![A
 DOTS = re.compile(
   r"(?<=\.)(\d{1,300})(?:\.{2,3}|…)(?=[\s$]*$)"
 )  # 3.14..., whose last dot may be gone
+SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d{1,4})(?![\w.])")  # 2e-5
 NEGATIVE = re.compile(r"\^\s*-\s*(\d+(?:\.\d+)?|[A-Za-z]|\([^()]*\))")  # 10^-3
 NAME = re.compile(r"(?<![A-Za-z\\])(pi(?![A-Za-z_])|log(?=\s*_))")
 BASE = re.compile(r"(\\log\s*_\s*)(\d+(?=\s+\d|\s*\()|10(?=\s*[A-Za-z\\]))")  # \log_2 8
@@ -58,6 +59,7 @@ def latex(text: str) -> str:
   Digits after log_ are its base if a space or bracket follows.
   """
   text = DOTS.sub(r"\1", TEMPERATURE.sub(r"\1", text))
+  text = SCIENTIFIC.sub(r"\1\\cdot 10^{\2}", text)
   if not text.isascii():
     if any(root in text for root in ROOTS):
       text = ROOT.sub(_root_rule(), text)

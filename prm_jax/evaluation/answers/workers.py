@@ -3,7 +3,7 @@
 Each worker process has one job at a time, which a thread of the parent waits for.  The parent kills
 a worker that misses its deadline, and the kernel limits a worker's memory and processor time.  Jobs
 and verdicts are lines of JSON, so a worker that a hostile answer takes over can only give wrong
-verdicts.  An answer that has hung twice is not tried again.
+verdicts, or none.  An answer that has hung twice is not tried again.
 """
 
 import collections
@@ -23,6 +23,7 @@ from prm_jax.runtime import processes
 START_SECONDS = 120.0  # to import sympy on a busy machine
 MEMORY_BYTES = 2 * 2**30  # of a worker's address space
 MAX_JOBS = 5_000  # of a worker, which is then replaced: sympy's caches only grow
+MAX_LINE = 2**16  # characters that a worker writes for a verdict or an answer being parsed
 MAX_HUNG = 2  # jobs in which an answer may hang
 
 
@@ -66,13 +67,14 @@ class _Worker:
     with self._deadline(seconds):
       with contextlib.suppress(BrokenPipeError):  # the worker has died, so its output ends
         print(json.dumps(job), file=self.process.stdin, flush=True)
-      for line in self.process.stdout:
-        if not line.endswith("\n"):  # the worker was killed while it wrote
-          break
-        kind, value = json.loads(line)
-        if kind == "verdict":
-          return str(value), reading
-        reading = value
+      try:
+        while line := self.process.stdout.readline(MAX_LINE):
+          kind, value = json.loads(line)
+          if kind == "verdict":
+            return str(value), reading
+          reading = value
+      except (TypeError, ValueError):  # it was killed while it wrote, or wrote something else
+        self.kill()
     reason = {-signal.SIGXCPU: "time", -signal.SIGKILL: "time" if self.late else "memory"}
     return f"undecided: {reason.get(self.process.wait(), 'crash')}", reading
 

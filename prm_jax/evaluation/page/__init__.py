@@ -20,6 +20,7 @@ from prm_jax.evaluation.mathml import answer_pieces, pieces
 from prm_jax.evaluation.step_scores import ScoredSteps
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
+from prm_jax.types import RATINGS
 
 HERE = pathlib.Path(__file__).parent
 PAGE_PROBLEMS = 4  # problems of a block of data, which the browser unpacks to show one of them
@@ -106,7 +107,8 @@ def from_records(
 
 def name_of(record: Mapping[str, Any]) -> str:
   """Returns what names a record's problem: its `unique_id`, 7 and "7" alike, or its text."""
-  return str(record.get("unique_id") or record["problem"])
+  name = record.get("unique_id")
+  return record["problem"] if name in (None, "") else str(name)
 
 
 def _solution(record, labels, why: list[str], neutral: str, own: Mapping[str, str]) -> Solution:
@@ -150,7 +152,8 @@ def _right(record: Mapping[str, Any], neutral: str) -> list[float]:
   """Returns P(right) of each step; [] if the record has no scores of steps."""
   if ratings := record.get("rating_probs"):
     right = [p.get("1", 0.0) + (neutral == "positive") * p.get("0", 0.0) for p in ratings]
-    right = [p / sum(classes.values()) for p, classes in zip(right, ratings)]
+    totals = (sum(p.get(str(rating), 0.0) for rating in RATINGS) for p in ratings)
+    right = [p / total for p, total in zip(right, totals)]
   else:
     right = record.get("step_scores") or []
   return [min(p, 1.0) for p in right]
@@ -167,7 +170,7 @@ def _pieces(value: Any) -> list[Any]:
 def template(path: pathlib.Path) -> jinja2.Template:
   """Returns a template that escapes every text but our own Markup, and shows bytes as base64."""
   return jinja2.Template(
-    path.read_text(),
+    path.read_text(encoding="utf-8"),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     finalize=_shown,
@@ -195,14 +198,18 @@ def render(
   encode = lambda value: msgspec.json.encode(value).replace(b"<", b"\\u003c").decode()
   names = dict.fromkeys(name for p in problems for s in p.solutions for name in s.scores)
   index = {"problems": [[_flags(p), _search(p)] for p in problems], "size": PAGE_PROBLEMS}
-  index |= {"scores": [*names], "threshold": threshold, "sure": (1 + threshold) / 2}
+  index |= {
+    "scores": [_text(name) for name in names],
+    "threshold": threshold,
+    "sure": (1 + threshold) / 2,
+  }
   blocks = [problems[i : i + PAGE_PROBLEMS] for i in range(0, len(problems), PAGE_PROBLEMS)]
   packed = [gzip.compress(msgspec.json.encode(block), 6, mtime=0) for block in blocks]
-  script = (HERE / "page.js").read_text()
+  script = (HERE / "page.js").read_text(encoding="utf-8")
   return template(HERE / "page.html").render(
     title=title,
     subtitle=subtitle,
-    style=(HERE / "page.css").read_text(),
+    style=(HERE / "page.css").read_text(encoding="utf-8"),
     script=script,
     script_hash=hashlib.sha256(script.encode()).digest(),
     report=report,
@@ -216,15 +223,16 @@ def _flags(problem: Problem) -> int:
   """Returns the bits by which the page filters problems.
 
   1: a solution is right; 2: one is wrong; 4: the best-scored is wrong; 8: the worst-scored is right
-  although another is wrong.
+  although another is wrong.  Of equal scores all count: none is right, or all are.
   """
   known = [s for s in problem.solutions if s.correct is not None]
   right, wrong = any(s.correct for s in known), any(not s.correct for s in known)
   first_score = lambda solution: next(iter(solution.scores.values()))
-  ranked = sorted((s for s in known if s.scores and not s.missing), key=first_score)
-  high = bool(ranked) and not ranked[-1].correct
-  low = bool(ranked) and ranked[0].correct and wrong
-  return right + 2 * wrong + 4 * high + 8 * bool(low)
+  scored = [(first_score(s), s.correct) for s in known if s.scores and not s.missing]
+  extreme = lambda pick: [correct for x, correct in scored if x == pick(scored)[0]]
+  high = bool(scored) and not any(extreme(max))
+  low = bool(scored) and all(extreme(min)) and wrong
+  return right + 2 * wrong + 4 * high + 8 * low
 
 
 def _search(problem: Problem) -> str:
