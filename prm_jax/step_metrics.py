@@ -122,9 +122,11 @@ def mean(values) -> float | None:
 def kappa(a, b) -> float | None:
   """Returns Cohen's kappa, the agreement beyond chance of two labellers on the same items `[n]`.
 
-  It is 1 at most; None if both give every item the same label.
+  It is 1 at most; None if both give every item the same label, or there is none.
   """
   a, b = np.asarray(a), np.asarray(b)
+  if not a.size:
+    return None
   agreement = np.mean(a == b)
   chance = sum(np.mean(a == label) * np.mean(b == label) for label in np.union1d(a, b))
   return float((agreement - chance) / (1 - chance)) if chance < 1 else None

@@ -164,6 +164,8 @@ def test_bad_arguments_are_errors_that_show_the_value():
       "fewer values of n",
       lambda: agg.pass_at_n(np.zeros((3000, 9000), bool), sizes=np.arange(3000) + 6000),
     ),
+    ("num_solutions=0", lambda: agg.reduce_steps(scores[0], answers[0], 0)),
+    ("temperature=1e-38", lambda: agg.reduce_steps(scores[0], answers[0], 6, temperature=1e-38)),
     ("temperature=0", lambda: agg.reduce_steps(scores[0], answers[0], 6, temperature=0)),
     ("expected integers", lambda: agg.reduce_steps(scores[0], scores[0], 2)),
     ("how='mode'", lambda: agg.reduce_steps(scores[0], answers[0], 2, how="mode")),
@@ -238,6 +240,28 @@ def test_tiny_probabilities_do_not_underflow():
   np.testing.assert_allclose(got[:, 0], [mean, mean], rtol=1e-6)  # equal weights at zero
   weight = np.exp(-np.exp(-0.1) / 0.1)
   np.testing.assert_allclose(got[1, 1], -0.1 + np.log(weight / (1 + weight)), rtol=1e-5)
+
+
+def test_narrow_integers_are_numbers_like_others():
+  """N and the ids of solutions and answers may have any integer dtype: no count wraps."""
+  _, correct, valid, answers = generated(2, 300)
+  n = [1, 30, 100]
+  ids, steps = np.zeros(300, int), np.full(300, -0.5, np.float32)
+  functions = {
+    "uint8": [
+      lambda dtype: agg.majority_vote(answers, correct, valid, n=np.asarray(n, dtype))[0],
+      lambda dtype: agg.generation_error(np.float32(answers), correct, n=np.asarray(n, dtype)),
+      lambda dtype: agg.reduce_steps(steps, jnp.asarray(ids, dtype), 1, "mean"),
+    ],
+    "int8": [
+      lambda dtype: agg.majority_vote(
+        jnp.asarray(answers, dtype), correct, valid, n=n, num_answers=200
+      )[0]
+    ],
+  }
+  for narrow, calls in functions.items():
+    for call in calls:
+      np.testing.assert_array_equal(call(narrow), call("int32"))
 
 
 def test_bfloat16_steps_are_summed_in_float32():

@@ -123,6 +123,18 @@ def test_implementations_equal_one_softmax(implementation, T, heads, window, sof
   assert_equals_reference(attend, inputs(0, 2, T, heads), mask, softcap)
 
 
+@pytest.mark.parametrize("T", [1, 16, 64])
+def test_rows_of_one_block_train_in_bfloat16(T):
+  """Blockwise attention of a row that is not longer than a block has gradients in bfloat16 too."""
+  mask = random_mask(np.random.default_rng(0), 2, T, None)
+  attend = functools.partial(attention_lib.attention, implementation="blockwise")
+  x = inputs(0, 2, T, HEADS[0], dtype=jnp.bfloat16)
+  got = value_and_gradients(attend, *x, mask)
+  wanted = value_and_gradients(reference, *(each.astype(jnp.float32) for each in x), mask)
+  for a, b in zip(got, wanted):
+    np.testing.assert_allclose(a.astype(jnp.float32), b, atol=0.05 * max(np.abs(b).max(), 1))
+
+
 BLOCKWISE = {
   block: functools.partial(by_tokens, functools.partial(blockwise.attention, block=block))
   for block in (8, 24)

@@ -117,6 +117,22 @@ def test_a_damaged_checkpoint_is_not_used(workdir, capfd, damage):
         assert newest(checkpointer)[0] == 2
 
 
+def test_an_error_of_a_moment_damages_no_checkpoint(workdir, monkeypatch):
+  """If reading fails once, it is tried again: the newest checkpoint is used and keeps its name."""
+  load, calls = checkpoint.ocp.load_checkpointables, []
+
+  def fails_once(*args):
+    calls.append(args)
+    if len(calls) == 1:
+      raise OSError(24, "Too many open files")
+    return load(*args)
+
+  monkeypatch.setattr(checkpoint.ocp, "load_checkpointables", fails_once)
+  with opened(workdir, KEEP) as checkpointer:
+    assert newest(checkpointer)[0] == 2
+    assert checkpointer.steps() == [1, 2]
+
+
 def test_a_half_deleted_checkpoint_is_skipped(workdir):
   """A checkpoint that a killed run had half deleted is not read; the next save deletes the rest."""
   shutil.rmtree(workdir / "checkpoints/1/params")

@@ -79,3 +79,8 @@ def test_bad_input_is_an_error_that_shows_the_value():
     step_metrics.step_metrics(np.full((1, 3), 1 / 3), [2])
   with pytest.raises(ValueError, match=r"\(1, 2\)"):
     step_metrics.step_metrics(np.full((1, 2), 1 / 2), [1])
+
+
+def test_agreement_on_nothing_is_undefined():
+  """Without items there is no kappa."""
+  assert step_metrics.kappa([], []) is None

@@ -172,6 +172,8 @@ def test_a_long_example_is_cut_at_a_step_and_reported():
   assert len(pack([context], 13)[0].trees[0]) == len("_p\naaaa\n")
   with pytest.raises(ValueError, match=r"none of 1 .* of 5 tokens: --config\.data\.row_length=32 "):
     pack([tree], 5)
+  with pytest.raises(ValueError, match="none of 1 process examples has a label"):
+    pack([dataclasses.replace(tree, labels=(None, None, None))], 64)
 
 
 def test_a_solution_longer_than_a_row_is_no_outcome_example():

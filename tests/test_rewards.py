@@ -251,6 +251,8 @@ def test_a_reward_function_sums_the_rewards_of_steps(form):
   np.testing.assert_allclose(found, expected, **TOLERANCE)
   assert all(type(reward) is float for reward in found)
   assert function.__name__ == f"prm_{form}"
+  with pytest.warns(UserWarning, match="no completion has a score: without steps, or too long"):
+    function(["p"] * 2, ["!", ""])
 
 
 def test_chats_are_texts():

@@ -91,6 +91,8 @@ def test_collectives_are_counted_in_received_bytes():
   assert (reduction.dtype, reduction.bytes, reduction.chips) == ("f32", 4 * (16 + 32), 4)
   assert reduction.traffic == 28 * 2 * 192 * 3 / 4 and not reduction.overlapped
   assert (scatter.bytes, scatter.chips, scatter.loop) == (4 * 2 * 8, 8, None)
+  (wide,) = hlo.read(TEXT.replace("f32[2]", "s64[2]")).collectives[2:]
+  assert (wide.dtype, wide.bytes) == ("s64", 2 * scatter.bytes)
   assert scatter.traffic == 64 * 7 / 8
 
 

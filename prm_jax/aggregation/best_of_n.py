@@ -68,11 +68,12 @@ def all_correct_at_n(
 ) -> jax.Array:
   """Returns the exact chance that all of N candidates are right: C(c, N) / C(M, N), with c right.
 
-  Takes the arguments of `pass_at_n`, and returns probabilities `[P, K]`.
+  Takes the arguments of `pass_at_n`, and returns probabilities `[P, K]`, to about 1e-7: it is one
+  minus the chance of drawing a wrong one.
   """
   candidates.check_shapes(np.shape(correct), correct, valid, sizes)
   right, _ = candidates.mask(correct, valid, sizes)
-  return 1 - pass_at_n(~right, None, n, sizes=sizes)  # all are right unless a wrong one is drawn
+  return 1 - pass_at_n(~right, None, n, sizes=sizes)
 
 
 @jax.jit

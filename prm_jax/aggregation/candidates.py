@@ -26,6 +26,12 @@ def on_one_cpu(*arrays) -> bool:
   return all(platforms == ["cpu"] for platforms in devices)
 
 
+def wide(ids) -> np.ndarray | jax.Array:
+  """Returns ids as an array of 32 bits or more, so that every number of them fits."""
+  ids = as_array(ids)
+  return ids.astype(np.int32) if ids.dtype.itemsize < 4 else ids
+
+
 def check_scores(scores) -> np.ndarray | jax.Array:
   """Returns `scores` as an array; raises ValueError unless it holds floats."""
   scores = as_array(scores)
@@ -39,7 +45,7 @@ def check_n(n: Sequence[int] | None, m: int) -> np.ndarray:
   n = np.arange(1, m + 1) if n is None else np.asarray(n)
   if n.ndim != 1 or not n.size or n.dtype.kind not in "iu" or n.min() < 1 or n.max() > m:
     raise ValueError(f"n={n}: expected whole numbers in 1..{m}, the number of candidates")
-  return n
+  return n.astype(np.int64)  # a narrow or unsigned type would wrap in products and differences
 
 
 def check_shapes(shape, correct, valid, sizes) -> tuple[int, int]:

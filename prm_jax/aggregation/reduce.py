@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from prm_jax.reductions import REDUCTIONS
+from prm_jax.reductions import LEAST_TEMPERATURE, REDUCTIONS
 from prm_jax.types import RATINGS, RIGHT_RATINGS
 
 
@@ -60,15 +60,15 @@ def reduce_steps(
       "min": the weakest step; "mean": the arithmetic mean of the step probabilities;
       "last": the last step; "soft_min": the mean weighted by exp(-probability / temperature),
       after PURE (arXiv 2504.15275).  Several names share one pass over the steps.
-    temperature: of "soft_min", positive.  Towards 0 "soft_min" becomes "min", towards infinity
-      "mean".
+    temperature: of "soft_min", at least `LEAST_TEMPERATURE`.  Towards 0 "soft_min" becomes "min",
+      towards infinity "mean".
 
   Returns:
     `[S]` log scores, or `[H, S]` for H names; float32, or float64 if `log_probs` is (under
     `jax.enable_x64`).  NaN for a solution without steps.
 
   Raises:
-    ValueError: shapes or dtypes are wrong, a name is unknown, or temperature is not positive.
+    ValueError: shapes or dtypes are wrong, a name is unknown, or a number is too small.
   """
   log_probs = jnp.asarray(log_probs)
   solution_ids = jnp.asarray(solution_ids)
@@ -83,8 +83,10 @@ def reduce_steps(
     raise ValueError(f"log_probs of dtype {log_probs.dtype}: expected floats")
   if not jnp.issubdtype(solution_ids.dtype, jnp.integer):
     raise ValueError(f"solution_ids of dtype {solution_ids.dtype}: expected integers")
-  if not temperature > 0:
-    raise ValueError(f"temperature={temperature}: expected a positive number")
+  if not temperature >= LEAST_TEMPERATURE:
+    raise ValueError(f"temperature={temperature}: expected at least {LEAST_TEMPERATURE}")
+  if num_solutions < 1:
+    raise ValueError(f"num_solutions={num_solutions}: expected at least 1")
   if not log_probs.size:  # one padding step, so that gathers have something to index
     log_probs, solution_ids = jnp.zeros(1, log_probs.dtype), jnp.full(1, -1)
   # In 16 bits, a sum of many steps would lose most of them.
@@ -103,7 +105,7 @@ def _reduce(log_probs, solution_ids, num_solutions: int, names: tuple[str, ...],
   def total(values):
     return over_solution(jax.ops.segment_sum, values)
 
-  count = total(jnp.ones_like(solution_ids))
+  count = total(jnp.ones_like(log_probs))
   least = over_solution(jax.ops.segment_min, log_probs)
   # log-sum-exp: probabilities relative to the largest, since all may be tiny or zero.
   top = over_solution(jax.ops.segment_max, log_probs)

@@ -85,7 +85,7 @@ def majority_vote(
     ValueError: as in `best_of_n`; a concrete answer id is negative, or a concrete weight negative
       or not finite; `permutations` below 2; options that exclude each other; too large a tally.
   """
-  answer_ids = candidates.as_array(answer_ids)
+  answer_ids = candidates.wide(answer_ids)
   p, m = candidates.check_shapes(answer_ids.shape, correct, valid, sizes)
   n = candidates.check_n(n, m)
   _check_options(answer_ids, weights, key, permutations, num_answers, combine, control, (p, len(n)))

@@ -167,7 +167,8 @@ class PackedRows:
 
   def by_tree(self, values: np.ndarray) -> list[np.ndarray]:
     """Unpacks values `[N, R, ...]` at the reads of all N rows to `[r, ...]`, one array per tree."""
-    out = [np.zeros((len(tree.read_targets), *values.shape[2:])) for tree in self.trees]
+    shapes = [(len(tree.read_targets), *values.shape[2:]) for tree in self.trees]
+    out = [np.zeros(shape, values.dtype) for shape in shapes]
     for row, pieces in zip(values, self.plan):
       read = 0
       for i, *ends in pieces:

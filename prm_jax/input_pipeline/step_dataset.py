@@ -65,8 +65,8 @@ def pack(
       too_long.append({"source": solution.source, "tokens": longest, "targets_lost": lost})
     if len(tree):
       by_problem[solution.problem].append(tree)
+  what = f"nothing to {'evaluate' if evaluation else 'train'} on"
   if not by_problem:
-    what = f"nothing to {'evaluate' if evaluation else 'train'} on"
     if not solutions:
       raise ValueError(f"{what}: there is no solution")
     text = f"{what}: none of {len(solutions)} {contract.objective} examples fits a row"
@@ -77,6 +77,8 @@ def pack(
   sequences = merged if merge else prefix_tree.sequences(merged)
   rows = packing.PackedRows(sequences, row_length, round_reads_to)
   targets = np.concatenate([tree.read_targets for tree in merged]).sum(0, np.float64)
+  if not targets.any():
+    raise ValueError(f"{what}: none of {len(solutions)} {contract.objective} examples has a label")
   return rows, rows.manifest() | {
     "examples": len(encoded),
     "merged": merge,

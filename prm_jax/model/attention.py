@@ -80,8 +80,8 @@ def _choose(implementation: str, T: int) -> tuple[Callable, int]:
         'choose "blockwise" or "dense"'
       )
     return functools.partial(_per_device, tree_kernel.attention), tree_kernel.multiple(T)
-  if implementation == "blockwise":
-    block = CPU_BLOCK if on == "cpu" else GPU_BLOCK
+  block = CPU_BLOCK if on == "cpu" else GPU_BLOCK
+  if implementation == "blockwise" and block < T:  # a single block has nothing to skip
     attend = functools.partial(blockwise.attention, block=block)
     return functools.partial(_per_device, attend), block
   return _dense, 1

@@ -39,11 +39,11 @@ def attention(
 
 
 def _cut(mask: TreeMask, block: int) -> tuple[TreeMask, jax.Array, jax.Array]:
-  """Cuts the mask into the N blocks of all rows; indices count from the first row's start.
+  """Cuts the mask into the A blocks of all rows; indices count from the first row's start.
 
   Returns:
-    The mask `[N, block]`; the active key blocks of each query block, int32 `[N, T / block]`, the
-    last one repeated to the end; and their number, int32 `[N]`.
+    The mask `[A, block]`; the active key blocks of each query block, int32 `[A, T / block]`, the
+    last one repeated to the end; and their number, int32 `[A]`.
   """
   B, T = mask.subtree_end.shape
   row = jnp.arange(B, dtype=jnp.int32)[:, None]
@@ -55,7 +55,7 @@ def _cut(mask: TreeMask, block: int) -> tuple[TreeMask, jax.Array, jax.Array]:
 
 
 def _to_blocks(x: jax.Array, block: int) -> jax.Array:
-  """Cuts `[B, K, G, T, H]` into the blocks of all rows, `[N, K, G * block, H]`."""
+  """Cuts `[B, K, G, T, H]` into the blocks of all rows, `[A, K, G * block, H]`."""
   B, K, G, _, H = x.shape
   x = x.reshape(B, K, G, -1, block, H).transpose(0, 3, 1, 2, 4, 5)
   return x.reshape(-1, K, G * block, H)
@@ -163,7 +163,7 @@ def _backward(softcap, block, saved, gradient):
     dq, *carry = jax.lax.fori_loop(0, count, key_block, start)
     return tuple(carry), dq
 
-  zeros = jnp.zeros(keys.swapaxes(2, 3).shape, jnp.float32)  # [N, K, H, block]
+  zeros = jnp.zeros(keys.swapaxes(2, 3).shape, jnp.float32)  # [A, K, H, block]
   inputs = (jnp.arange(len(queries)), queries, do, lse, delta, kv_blocks, count)
   (dk, dv), dq = jax.lax.scan(query_block, (zeros, zeros), inputs)
   B, K, _, T, H = gradient.shape

@@ -75,7 +75,8 @@ class StepScorer(nnx.Module):
     x = hidden.astype(jnp.float32)
     every = jnp.einsum("BTD,DC->BTC", x, self.head[...], precision=jax.lax.Precision.HIGHEST)
     logits = jnp.take_along_axis(every, read_positions[..., None], axis=1) + self.head_bias[...]
-    return logits.reshape(*read_positions.shape, -1, self.num_classes)
+    heads = logits.shape[-1] // self.num_classes
+    return logits.reshape(*read_positions.shape, heads, self.num_classes)
 
   def class_log_probs(self, hidden: jax.Array, read_positions: jax.Array) -> jax.Array:
     """Returns the class log-probabilities, float32 `[B, R, K, C]`, for the loss and for scores."""

@@ -1,14 +1,15 @@
 """A reward model as the reward function of an RL trainer."""
 
-import contextlib
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from prm_jax.input_pipeline.token_tree import TokenTree
+from prm_jax.reductions import LEAST_TEMPERATURE
 from prm_jax.runtime.json_lines import show
 from prm_jax.scoring import candidates, rewards
 from prm_jax.scoring.rater import UNDEFINED, Rater, undefined
@@ -35,7 +36,7 @@ class RewardFunction:
   "implicit" it gets 0, the log-ratio of no tokens.
 
   Raises:
-    ValueError: an unknown form, a temperature below `rewards.LEAST_TEMPERATURE` or not finite, no
+    ValueError: an unknown form, a temperature below `LEAST_TEMPERATURE` or not finite, no
       separator, or not a process model.
   """
 
@@ -49,9 +50,9 @@ class RewardFunction:
     contract = self.rater.contract
     if self.form not in rewards.FORMS:
       raise ValueError(f"form={self.form!r}: expected one of {', '.join(rewards.FORMS)}")
-    if not rewards.LEAST_TEMPERATURE <= self.temperature < math.inf:
+    if not LEAST_TEMPERATURE <= self.temperature < math.inf:
       raise ValueError(
-        f"temperature={self.temperature}: expected a number of at least {rewards.LEAST_TEMPERATURE}"
+        f"temperature={self.temperature}: expected a number of at least {LEAST_TEMPERATURE}"
       )
     if contract.objective != "process":
       raise ValueError(f"a model with the objective {contract.objective!r} rates no steps")
@@ -94,9 +95,14 @@ class RewardFunction:
       )
     solutions, places = self.solutions(columns.get(self.problem, prompts), completions)
     trees: dict[int, TokenTree] = {}
+    refused: list[ValueError] = []
     for i, (problem, steps) in enumerate(solutions):
-      with contextlib.suppress(ValueError):  # without steps, too long, ...
+      try:
         trees[i] = self.rater.encode(problem, steps)
+      except ValueError as error:  # without steps, too long, ...
+        refused.append(error)
+    if refused and not trees:
+      warnings.warn(f"no completion has a score: {refused[0]}", stacklevel=2)
     read = self.rater.read([*trees.values()], [solutions[i][0] for i in trees])
     if undefined(read):
       raise ValueError(UNDEFINED)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 FORMS = ("product", "minimum", "raw", "implicit")
 TEMPERATURE = 0.1  # default of "minimum", as in PURE
-LEAST_TEMPERATURE = 1e-6  # much below it, 1 / temperature is infinite in float32
 NEAR = 2.0**-23  # distance of P(right) from 0 and 1 at which its log-odds are finite in float32
 BETA = 0.05  # of implicit rewards: `beta_train` of PRIME
 
@@ -42,7 +41,7 @@ def step_rewards(
       "raw": P(right).  The sum grows with the number of steps.
       "implicit": the log-odds of P(right).  With the implicit readout, they are beta times the
       log-ratio of the step's tokens (`implicit_step_rewards`), cut at ±15.9.
-    temperature: of "minimum", at least `LEAST_TEMPERATURE`.
+    temperature: of "minimum", at least `reductions.LEAST_TEMPERATURE`.
 
   Raises:
     ValueError: an unknown form, or shapes that differ.

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 BETWEEN_SLICES = "between slices"  # the kind of a transfer over the data-centre network
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "f64": 8}
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][a-z\d\-]*)\((.*)$")
-_ARRAY = re.compile(rf"\b({'|'.join(BYTES)})\[([\d,]*)\]")
+_ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")  # dtype, its bits, shape
 _CALLED = re.compile(
   r"\b(?:calls|body|branch_computations|\w+_computation|to_apply)=\{?%([^,)} ]+)"
 )
@@ -167,8 +166,9 @@ def _collective(
   if kind == BETWEEN_SLICES:  # a receive has the type (data, u32[], token[])
     arrays, chips = arrays[:1], None
   sizes: collections.Counter[str] = collections.Counter()
-  for dtype, shape in arrays:
-    sizes[dtype] += BYTES[dtype] * math.prod(int(size) for size in shape.split(",") if size)
+  for dtype, bits, shape in arrays:
+    elements = math.prod(int(size) for size in shape.split(",") if size)
+    sizes[dtype] += -(-int(bits or 8) * elements // 8)
   total = sizes.total()
   operands = op.rest.split(")")[0].count("%")
   if asynchronous and op.type.startswith("(") and len(arrays) != operands:

@@ -325,10 +325,12 @@ class Checkpointer:
   def _on_all_hosts(self, step: int, read: Callable[..., Any], *args: Any) -> Any:
     """Returns `read(*args)`; raises Unreadable on every host if it fails on any."""
     value, problem = None, ""
-    try:
-      value = jax.block_until_ready(read(*args))
-    except Exception as error:  # of any class: so are the errors of damaged files
-      problem = _brief(error)
+    for _ in range(2):  # a file system may fail once
+      try:
+        value, problem = jax.block_until_ready(read(*args)), ""
+        break
+      except Exception as error:  # of any class: so are the errors of damaged files
+        problem = _brief(error)
     if distributed.somewhere(bool(problem)):
       problem = problem or "another host could not read it"
       raise Unreadable(f"{self._directory / str(step)} does not read back: {problem}")

@@ -58,7 +58,8 @@ def sums(
   step: cross-entropy of the classes at each read position (paper section 2.6 and F.1: maximise the
     log-likelihood of the rating after each labelled step; appendix E for the outcome model).  For
     a soft label it is the soft cross-entropy; for k right rollouts of n, the binomial negative log-
-    likelihood without its constant, in nats per rollout.  An ensemble averages over its heads.
+    likelihood without its constant, in nats per rollout.  An ensemble averages over its heads, each
+    with its bootstrap weights, whose mean is 1: early losses of two seeds may differ by a third.
   correct: the number of targets whose likeliest class is the label.
   language_model: next-token cross-entropy over solution tokens, if it has a weight or is the
     objective (then without the other two).  The first token of a branch is predicted from the last
