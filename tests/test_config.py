@@ -54,6 +54,15 @@ def test_a_switch_needs_no_value(monkeypatch):
 
 
 @pytest.mark.parametrize(
+  ("given", "expected"), [("~/models", "/home/me/models"), ("~", "/home/me"), ("a/~", "a/~")]
+)
+def test_a_path_may_begin_with_the_home_directory(monkeypatch, given, expected):
+  """In --NAME=~ and --NAME=~/PATH, which shells do not expand, ~ is the home directory."""
+  monkeypatch.setenv("HOME", "/home/me")
+  assert parse(monkeypatch, CONFIG, f"--workdir={given}").workdir == expected
+
+
+@pytest.mark.parametrize(
   ("text", "message"),
   [
     ('{"train": 1}', "KeyError: 'config'; see configs/"),

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import gzip
 import os
 import pathlib
 import re
@@ -94,12 +95,17 @@ def test_unfinished_files_of_killed_writers_are_deleted(tmp_path):
     assert len([*tmp_path.iterdir()]) == 4  # the other process still writes
   child.kill()
   child.communicate()
-  (tmp_path / ".another.1a.unfinished").touch()
-  (tmp_path / ".old.1a.replaced").mkdir()  # as if killed while it replaced a directory
+  others = [".another.01234567.unfinished", ".out.v2.01234567.unfinished"]
+  others.append(".old.v2.01234567.replaced")  # the only copy of another output, `old.v2`
+  for name in others:
+    (tmp_path / name).touch()
+  (tmp_path / ".old.01234567.replaced").mkdir()  # as if killed while it replaced a directory
   with storage.written(tmp_path / "out"), storage.written_directory(tmp_path / "old"):
     assert (tmp_path / "old").is_dir()
+  with storage.written_directory(tmp_path / "out.d"):
+    pass
   names = {path.name for path in tmp_path.iterdir()}
-  assert names == {"out", "out.d", "old", ".another.1a.unfinished"}
+  assert names == {"out", "out.d", "old", *others}
 
 
 @pytest.mark.parametrize(
@@ -117,26 +123,29 @@ def test_a_bucket_is_no_local_path(tmp_path, monkeypatch, script, flags, flag):
   assert "expected a local path" in done.stderr and not [*tmp_path.iterdir()]
 
 
-def test_an_account_without_a_home_works():
-  """Without HOME and an entry in the list of users, modules with caches can be imported."""
+@pytest.mark.parametrize("home", [{}, {"HOME": ""}])
+def test_an_account_without_a_home_works(home):
+  """Without HOME and an entry in the list of users, caches are in the folder of temporary files."""
   code = """
-import pwd
+import pathlib, pwd, tempfile
 def unknown(*_): raise KeyError
 pwd.getpwuid = unknown
 import prm_jax.datasets.download, prm_jax.evaluation.answers.grading
+from prm_jax.runtime import storage
+assert storage.CACHE == pathlib.Path(tempfile.gettempdir(), "prm_jax")
 """
   assert "HOME" not in ENVIRONMENT
-  python("-c", code)
+  python("-c", code, **home)
 
 
 @pytest.mark.parametrize("name", ["50%s", "[a]*", "a b.c", ".x"])
 def test_names_of_outputs_are_no_patterns(tmp_path, name):
   """An output whose name has special characters deletes only its own unfinished files."""
-  for left in (f".{name}.1a.unfinished", ".a.1a.unfinished"):
+  for left in (f".{name}.01234567.unfinished", ".a.01234567.unfinished"):
     (tmp_path / left).touch()
   with storage.written(tmp_path / name) as file:
     file.write("new")
-  assert {path.name for path in tmp_path.iterdir()} == {name, ".a.1a.unfinished"}
+  assert {path.name for path in tmp_path.iterdir()} == {name, ".a.01234567.unfinished"}
 
 
 def test_signals_that_a_parent_ignores_stay_ignored(tmp_path):
@@ -149,13 +158,22 @@ def test_signals_that_a_parent_ignores_stay_ignored(tmp_path):
 
 
 def test_files_take_their_names_together(tmp_path):
-  """If one of several outputs cannot be written, all keep their contents; the error names all."""
+  """If one of several outputs cannot be written, all keep their contents; the error names all.
+
+  An error that is not of the disk is raised as it is.
+  """
   for name in "ab":
     (tmp_path / name).write_text("old")
-  with pytest.raises(OSError) as caught, storage.written_together() as output:
+  for error in (KeyboardInterrupt(), ConnectionRefusedError(errno.ECONNREFUSED, "refused")):
+    with pytest.raises(type(error)) as caught, storage.written_together() as output:
+      output(tmp_path / "a").write("new")
+      raise error
+    assert caught.value is error
+  with full_disk(10_000), pytest.raises(OSError) as caught, storage.written_together() as output:
     output(tmp_path / "a").write("new")
-    with full_disk(10_000):
-      output(tmp_path / "b").write("x" * 20_000)
+    file = output(tmp_path / "b")
+    for _ in range(9):  # what is still in the buffer cannot be written either
+      file.write("x" * 3000)
   text = f"{tmp_path / 'a'}, {tmp_path / 'b'}: {os.strerror(errno.EFBIG)}; nothing was replaced"
   assert str(caught.value) == text
   assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "old", "b": "old"}
@@ -167,6 +185,30 @@ def test_files_take_their_names_together(tmp_path):
   with pytest.raises(OSError, match="two outputs have this name"), storage.written_together() as o:
     o(tmp_path / "c")
     o(tmp_path / "." / "c")
+  with pytest.raises(OSError, match="is a directory"), storage.written(tmp_path):
+    pytest.fail("the block must not run")
+
+
+def test_a_link_and_the_mode_of_a_file_stay(tmp_path):
+  """An output that is a link stays one: its target gets the contents and keeps its mode."""
+  (tmp_path / "target").touch()
+  (tmp_path / "target").chmod(0o600)
+  (tmp_path / "link").symlink_to("target")
+  with storage.written(tmp_path / "link") as file:
+    file.write("new")
+  assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
+  assert (tmp_path / "target").stat().st_mode & 0o777 == 0o600
+  assert len([*tmp_path.iterdir()]) == 2
+
+
+def test_equal_contents_are_equal_gzip_files(tmp_path):
+  """The bytes of a .gz output depend on its contents only, not on time or name."""
+  with storage.written_together() as output:
+    for name in ("a.gz", "b.gz"):
+      output(tmp_path / name).write("\u03c0\n")
+  data = (tmp_path / "a.gz").read_bytes()
+  assert data == (tmp_path / "b.gz").read_bytes() and gzip.decompress(data) == b"\xcf\x80\n"
+  assert data[4:8] == bytes(4)  # no time
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
@@ -176,10 +218,10 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     raise OSError(errno.ENOLCK, "No locks available")
 
   monkeypatch.setattr(fcntl, "flock", no_locks)
-  (tmp_path / ".a.1a.unfinished").touch()
+  (tmp_path / ".a.01234567.unfinished").touch()
   with storage.written(tmp_path / "a") as file:
     file.write("new")
-  assert {path.name for path in tmp_path.iterdir()} == {"a", ".a.1a.unfinished"}
+  assert {path.name for path in tmp_path.iterdir()} == {"a", ".a.01234567.unfinished"}
 
 
 @pytest.mark.parametrize(

@@ -204,32 +204,3 @@ def test_an_exported_run_has_the_same_probabilities(prm_run, exported, tmp_path)
     "export.py", f"--checkpoint={prm_run}", f"--output={exported}", code=1
   )
   assert "exists already" in again.stderr
-
-
-def test_an_export_may_be_named_from_the_home_directory(prm_run, tmp_path, monkeypatch):
-  """--output=~/NAME, which shells do not expand, is a directory of the user."""
-  monkeypatch.setenv("HOME", str(tmp_path))
-  done = conftest.call_script("export.py", f"--checkpoint={prm_run}", "--output=~/out")
-  assert f"-> {tmp_path / 'out'}\n" in done.stdout and (tmp_path / "out" / "README.md").is_file()
-
-
-@pytest.mark.reference
-def test_transformers_gives_the_same_step_probabilities(prm_run, exported):
-  """transformers gives our step probabilities for a text laid out as prm_jax.json states."""
-  import torch
-  import transformers
-
-  contract = json.loads((exported / "prm_jax.json").read_text())
-  model = transformers.AutoModelForTokenClassification.from_pretrained(exported).eval()
-  tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
-  solutions = [("What is 12 + 30?", ["12 + 30\n= 42", "Answer: 42"]), ("7 * 8", [" 56 ", "\u00e9"])]
-  for (problem, steps), ours in zip(solutions, Scorer.load(prm_run).probabilities(solutions)):
-    ids, ends = [model.config.bos_token_id], []
-    for text in (problem, *steps):
-      ids += tokenizer.encode(text, add_special_tokens=False) + contract["separator_ids"]
-      ends.append(len(ids) - 1)
-    with torch.no_grad():
-      logits = model(torch.tensor([ids])).logits[0, ends[1:]]
-    np.testing.assert_allclose(logits.softmax(-1).numpy(), ours, atol=1e-4)
-  assert [model.config.id2label[i] for i in range(3)] == contract["classes"]
-  assert tokenizer("a").input_ids[0] == model.config.bos_token_id

@@ -5,9 +5,6 @@ import functools
 import json
 import os
 import pathlib
-import random
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,7 +16,7 @@ import numpy as np
 import pytest
 import tokenizers as hf
 import urllib3
-from conftest import ENVIRONMENT, ROOT, call_script, read_lines, run_script, write_lines
+from conftest import call_script, read_lines, run_script, write_lines
 
 from prm_jax.generation import options, samples
 from prm_jax.generation import prompts as prompts_lib
@@ -312,11 +309,15 @@ def error_of(*flags) -> str:
 
 
 def test_the_output_is_checked_before_the_model_is_loaded(tmp_path):
-  """A finished output and an impossible path are errors before the model is loaded."""
+  """A finished output and an impossible path are errors before the model is loaded.
+
+  A user's file whose name begins as a journal's is none.
+  """
   path, out = tmp_path / "problems.jsonl", tmp_path / "new" / "folder" / "out.jsonl"
   write_problems(path)
   journal_lib.check_output(out)
   out.write_text("")
+  out.with_name("out.jsonl.journal.bak").touch()
   flags = (f"--input={path}", "--model=nowhere")
   assert "out.jsonl exists and is finished; delete it" in error_of(f"--output={out}", *flags)
   error = error_of(f"--output={out / 'x'}", *flags)
@@ -429,41 +430,15 @@ def asking(path, out, url) -> list[str]:
 
 @pytest.mark.parametrize("kills", [1, pytest.param(30, marks=pytest.mark.slow)])
 def test_kills_lose_no_sample_of_a_server(kills, loopback, tmp_path):
-  """A run killed at any moment and started again gives the file of an uninterrupted run.
-
-  The second run does not request samples that are in the journal.
-  """
+  """A run killed at any moment and started again gives the file of an uninterrupted run."""
   path, out, whole = (tmp_path / f"{name}.jsonl" for name in ("problems", "out", "whole"))
-  write_problems(path, 4 * kills + 8)
+  write_problems(path, 14 * kills + 8)
   server, engine = loopback
-
-  def slowly(body, _):
-    time.sleep(0.05)
-    return complete(body)
-
-  server.act = complete
   call_script("generate.py", *asking(path, whole, engine.url))
-  server.act = slowly
-  rng, done, survived = random.Random(0), 0, 0
-  while done < kills:
-    before = len(server.asked)
-    script = [sys.executable, str(ROOT / "scripts" / "generate.py"), "--concurrency=2"]
-    process = subprocess.Popen([*script, *asking(path, out, engine.url)], env=ENVIRONMENT)
-    while len(server.asked) == before and process.poll() is None:
-      time.sleep(0.01)
-    time.sleep(rng.uniform(0, 0.5))
-    process.send_signal(signal.SIGKILL)
-    survived += process.wait() == 0
-    done += 1
-    assert not out.exists() or survived
-    if survived:
-      break
-  before = len(server.asked)
-  journal = out.with_name("out.jsonl.journal")
-  known = journal.read_bytes().count(b"\n") - 1 if journal.exists() else 0
-  call_script("generate.py", *asking(path, out, engine.url))
-  assert len(server.asked) - before == 3 * (4 * kills + 8 - known)
-  assert out.read_bytes() == whole.read_bytes() and not journal.exists()
+  server.act = lambda body, _: (time.sleep(0.05), complete(body))[1]  # time to be killed in
+  flags = [*asking(path, out, engine.url), "--concurrency=2"]
+  jobs.kill_again(kills, "generate.py", flags, out)
+  assert out.read_bytes() == whole.read_bytes()
 
 
 def assert_same_samples(one, other):

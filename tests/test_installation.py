@@ -3,6 +3,7 @@
 import ctypes.util
 import importlib.metadata
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -178,6 +179,27 @@ def test_the_light_install_suffices(installed, tmp_path):
   assert result.stdout.endswith(f"{installed / 'prm_jax' / '__init__.py'}\n")
   names = {path.name for path in (tmp_path / "rerank.out").iterdir()}
   assert names >= {"report.html", "report.json"}
+
+
+STUB = """#!/bin/sh
+case $2 in
+  venv) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+  pip) exit 1 ;;
+  *) echo "$0" ;;
+esac
+"""
+
+
+def test_a_failed_installation_is_not_complete(tmp_path):
+  """A failure of pip ends environment.sh, sourced without `set -e`; the folder is unfinished."""
+  (tmp_path / "setup.py").touch()
+  (tmp_path / "python").write_text(STUB)
+  (tmp_path / "python").chmod(0o755)
+  code = f"source '{ROOT}/scripts/environment.sh'; environment new '[train]'; echo installed"
+  environment = {"PATH": os.environ["PATH"], "PYTHON": str(tmp_path / "python")}
+  done = subprocess.run(["bash", "-c", code], cwd=tmp_path, env=environment, capture_output=True)
+  assert done.returncode == 1 and b"installed" not in done.stdout
+  assert (tmp_path / "new/made_by_prm_jax").read_text() == "unfinished\n"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""JSON lines are read as by the json module, errors name the line, and files are written whole."""
+"""JSON lines are read as by the json module, and errors name file and line."""
 
 import codecs
 import gzip
 import json
 import math
+import os
 import time
 
 import pytest
@@ -151,23 +152,12 @@ def test_the_progress_of_reading_ends_at_the_size_of_the_file(tmp_path):
   assert positions[-1] == path.stat().st_size < 1000
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-  """After an error the old file is there and no other, and each writer has its own file."""
-  path = tmp_path / "out" / "o.jsonl"
-  with storage.written(path) as file:
-    file.write("old")
-  with (
-    pytest.raises(KeyboardInterrupt),
-    storage.written(path) as file,
-    storage.written(path) as own,
-  ):
-    file.write("new")
-    assert own.name != file.name
-    raise KeyboardInterrupt
-  assert list(path.parent.iterdir()) == [path]
-  assert path.read_text() == "old"
-  with pytest.raises(OSError, match="is a directory"), storage.written(path.parent):
-    pytest.fail("the block must not run")
+def test_a_pipe_is_named(tmp_path):
+  """A pipe, which cannot be read twice, is an error with its name."""
+  os.mkfifo(path := tmp_path / "pipe")
+  for read in (records, json_lines.document):
+    with open(path, "r+b", 0), pytest.raises(OSError, match=f"^{path}: not a regular file$"):
+      read(path)
 
 
 def test_a_printable_line_keeps_spaces_of_all_languages():

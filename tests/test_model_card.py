@@ -228,6 +228,7 @@ def test_the_code_of_a_card_gives_our_probabilities(exported, kind, monkeypatch,
   right = scorer.contract.right_classes
   ours = [p[:, right].sum(-1) for p in map(np.asarray, scorer.probabilities(solutions))]
   printed = json.loads(capsys.readouterr().out)
+  assert names["tokenizer"]("a").input_ids[0] == names["model"].config.bos_token_id
   np.testing.assert_allclose(printed, ours[0], atol=1e-5)
   for (problem, steps), expected in zip(solutions, ours):
     assert expected.min() > 0.01 and expected.max() < 0.99

@@ -109,7 +109,7 @@ def test_only_an_earlier_output_is_replaced(tmp_path, source):
   """Only an earlier output is replaced, only on request, and it stays if the new one fails."""
   output = tmp_path / "out"
   prepare.prepare_prm800k(output, source=source)
-  with pytest.raises(FileExistsError, match="add --overwrite"):
+  with pytest.raises(FileExistsError, match=r"add --overwrite$"):
     prepare.prepare_prm800k(output, source=source)
   (output / "mark").touch()
   prepare.prepare_prm800k(output, source=source, overwrite=True)

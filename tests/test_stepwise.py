@@ -278,14 +278,14 @@ def test_a_file_on_the_web_is_downloaded_once(tmp_path, served, file):
 
 
 def test_an_interrupted_download_is_an_error_and_not_kept(tmp_path, served, monkeypatch):
-  """A connection that ends early is an error, and the next run downloads the file again."""
+  """A connection that ends early is an error with advice; the next run downloads the file again."""
   folder, url = served
   write_lines(folder / "rows.jsonl", [SHEPHERD, SHEPHERD])
   half = lambda _, source, out: out.write(source.readline())
   options = {"source": url + "rows.jsonl", "download_dir": tmp_path / "downloads"}
   with monkeypatch.context() as patch:
     patch.setattr(http.server.SimpleHTTPRequestHandler, "copyfile", half)
-    with pytest.raises(RuntimeError, match=r"ended [0-9]+ bytes early"):
+    with pytest.raises(RuntimeError, match=r"ended [0-9]+ bytes early\. .* pass its path"):
       prepare.prepare_stepwise(tmp_path / "out", prepare.Stepwise(), **options)
   manifest = prepare.prepare_stepwise(tmp_path / "out", prepare.Stepwise(), **options)
   assert manifest["splits"]["train"]["rows"]["read"] == 2

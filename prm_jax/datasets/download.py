@@ -94,12 +94,21 @@ def local(source: str | pathlib.Path, download_dir: str | pathlib.Path) -> pathl
     raise ValueError(f"{source}: expected the URL of a file")
   folder = hashlib.sha256(source.encode()).hexdigest()[:16]
   path = pathlib.Path(download_dir).expanduser() / "sources" / folder / name
-  _download(source, path, None)
+  _download(source, path, None, "the file by hand and pass its path")
   return path
 
 
-def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
-  """Downloads a file.  Unlike TFDS's downloader, it fails at once if there is no network."""
+def _download(
+  url: str,
+  path: pathlib.Path,
+  info: Any | None,
+  instead: str = "the files by hand (git lfs) and pass their folder",
+) -> None:
+  """Downloads a file.  Unlike TFDS's downloader, it fails at once if there is no network.
+
+  Args:
+    instead: what the error message advises to fetch and to pass.
+  """
   if path.is_file() and info is None:
     when = datetime.date.fromtimestamp(path.stat().st_mtime)
     print(f"using {path}, downloaded on {when}; delete it to download it again", file=sys.stderr)
@@ -123,7 +132,7 @@ def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
       if info and (sha256 := storage.sha256_of(f.name)) != info.checksum:
         raise OSError(f"not upstream's {info}, but {f.tell():,} bytes of sha256 {sha256}")
   except (OSError, http.client.HTTPException) as error:
-    advice = "Run again, or fetch the files by hand (git lfs) and pass their folder as source"
+    advice = f"Run again, or fetch {instead} as source"
     raise RuntimeError(f"could not download {url}: {error}. {advice}") from error
 
 

@@ -3,6 +3,7 @@
 Lightman et al. 2023 (arXiv:2305.20050), appendix C; `math_splits` of github.com/openai/prm800k.
 """
 
+import os
 import pathlib
 
 import msgspec
@@ -41,7 +42,7 @@ BENCHMARK = Benchmark(
 
 def find_test(source: str | pathlib.Path) -> pathlib.Path | None:
   """Finds the list of test problems in or beside a folder of PRM800K's files; None if missing."""
-  folder = pathlib.Path(source).expanduser().absolute()
+  folder = pathlib.Path(os.path.abspath(os.path.expanduser(source)))  # the parent of "x/.." is x
   places = (folder / TEST_FILE, folder.parent / TEST_FILE)
   return next(filter(pathlib.Path.is_file, places), None)
 

@@ -256,7 +256,7 @@ def new_dataset(
       raise FileExistsError(f"{output}: its {MANIFEST} is not a dataset's; choose another --output")
     if not overwrite:
       raise FileExistsError(
-        f"{output} has a {MANIFEST}: choose another --output, or add --overwrite=True"
+        f"{output} has a {MANIFEST}: choose another --output, or add --overwrite"
       )
   manifest = {}
   with storage.written_directory(output, replaces=MANIFEST) as folder:

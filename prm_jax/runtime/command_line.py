@@ -102,7 +102,7 @@ def parse(args: type[Args], description: str | None = None) -> Args:
   """
   fields, default = dataclasses.fields(args), None
   home = lambda flag: flag[1] + os.path.expanduser(flag[2])  # shells do not expand "~" after "="
-  argv = [re.sub(r"^(--[\w.-]+=)(~[\w.-]*)(?=/)", home, text) for text in sys.argv[1:]]
+  argv = [re.sub(r"^(--[\w.-]+=)(~[\w.-]*)(?=/|$)", home, text) for text in sys.argv[1:]]
   description = description or ""
   for text in (*argv, os.getcwd()):
     if not text.isascii() and text != text.encode(errors="replace").decode():

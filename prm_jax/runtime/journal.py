@@ -13,6 +13,7 @@ import glob
 import json
 import os
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -165,7 +166,9 @@ def check_shared(output: pathlib.Path, hosts: int) -> None:
 
 def journals(output: pathlib.Path) -> list[pathlib.Path]:
   """Returns the paths of all hosts' journals that exist."""
-  return [*output.parent.glob(glob.escape(path(output, 0).name) + "*")]
+  name = path(output, 0).name
+  found = output.parent.glob(f"{glob.escape(name)}*")
+  return [each for each in found if re.fullmatch(r"(\.\d+)?", each.name.removeprefix(name))]
 
 
 def write(output: pathlib.Path, count: int, hosts: int, facts: dict[str, Any]) -> Lines:

@@ -50,9 +50,14 @@ def printable(text: str) -> str:
 
 @contextlib.contextmanager
 def opened(path: str | pathlib.Path):
-  """Yields the decompressed stream, and the file itself, whose position is the progress."""
+  """Yields the decompressed stream, and the file itself, whose position is the progress.
+
+  Raises OSError if the file cannot be read, or is a pipe.
+  """
   path = pathlib.Path(path) if isinstance(path, str) else path  # which may be in a bucket
   with path.open("rb") as raw:
+    if not raw.seekable():  # most files are read twice
+      raise OSError(f"{path}: not a regular file")
     yield (gzip.GzipFile(fileobj=raw) if str(path).endswith(".gz") else raw), raw
 
 

@@ -4,15 +4,18 @@ Files and directories are written under temporary names, and renamed when they a
 """
 
 import contextlib
+import errno
 import fcntl
 import glob
 import gzip
 import hashlib
 import importlib.util
+import io
 import os
 import pathlib
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, Literal
@@ -97,8 +100,11 @@ def sha256_of(path: str | os.PathLike[str]) -> str:
     return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-_HOME = os.path.expanduser("~")  # "~" itself for an account without a home
-CACHE = pathlib.Path(tempfile.gettempdir() if _HOME == "~" else f"{_HOME}/.cache", "prm_jax")
+_HOME = os.path.expanduser("~")  # for an account without a home "~" itself; "/" if HOME is empty
+_HOMELESS = _HOME in ("~", "/")
+CACHE = pathlib.Path(tempfile.gettempdir() if _HOMELESS else f"{_HOME}/.cache", "prm_jax")
+# Errors of the disk; others without a file's name, as of a connection, are the block's own.
+_OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 Mode = Literal["wt", "wb"]
 
 
@@ -110,8 +116,8 @@ def written(name: str | os.PathLike[str], mode: Mode = "wt", compress: bool = Tr
     compress: with gzip, if the name ends in .gz.
 
   Raises:
-    OSError: the file, which the message names, cannot be written.  Raised before the block, or
-      after it for a bucket or a full disk.
+    OSError: the file cannot be written.  Raised before the block, or after it for a bucket or a
+      full disk.
   """
   with written_together() as output:
     yield output(name, mode, compress)
@@ -122,9 +128,9 @@ def written_together() -> Iterator[Callable[..., IO]]:
   """Yields a function that opens files; all take their names if the block succeeds, or none does.
 
   The function takes the arguments of `written`, makes the file's folder if needed, and deletes the
-  leftovers of killed processes.
+  leftovers of killed processes.  A link stays, and so does the mode of a file that is replaced.
   """
-  files: list[tuple[IO, pathlib.Path, pathlib.Path]] = []
+  files: list[tuple[IO, IO, pathlib.Path, pathlib.Path]] = []
 
   def output(name: str | os.PathLike[str], mode: Mode = "wt", compress: bool = True) -> IO:
     folder = stack.enter_context(local(path(name).parent))
@@ -134,25 +140,33 @@ def written_together() -> Iterator[Callable[..., IO]]:
       raise OSError(f"{final}: is a directory, or not a regular file; give another name")
     if final.resolve() in [other.resolve() for *_, other in files]:
       raise OSError(f"{final}: two outputs have this name; give each its own")
+    gzipped = compress and final.suffix == ".gz"  # by the name of a link, as readers have it
+    final = final.resolve() if final.is_symlink() else final
     unfinished = stack.enter_context(_unfinished(final, pathlib.Path.touch))
-    opener = gzip.open if compress and final.suffix == ".gz" else open
-    file = stack.enter_context(opener(unfinished, mode, encoding="utf-8" if "t" in mode else None))
-    files.append((file, unfinished, final))
+    file = raw = stack.enter_context(unfinished.open("wb"))
+    if gzipped:  # equal contents give equal bytes: no name, no time
+      file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
+    if mode == "wt":
+      file = stack.enter_context(io.TextIOWrapper(file, encoding="utf-8"))
+    files.append((file, raw, unfinished, final))
     return file
 
-  with contextlib.ExitStack() as stack:
-    try:
+  try:
+    with contextlib.ExitStack() as stack:
       yield output
-      for file, *_ in files:
+      for file, raw, unfinished, final in files:
         file.close()  # writes the last bytes, for which the disk may be full
-    except OSError as error:
-      if error.filename or not error.errno:
-        raise
-      names = ", ".join(str(final) for *_, final in files)
-      raise OSError(f"{names}: {error.strerror}; nothing was replaced") from error
-    with exits.COMMIT:
-      for _, unfinished, final in files:
-        unfinished.replace(final)
+        raw.close()  # a GzipFile does not
+        with contextlib.suppress(OSError):  # there is no earlier file, or the disk has no modes
+          shutil.copymode(final, unfinished)
+      with exits.COMMIT:
+        for *_, unfinished, final in files:
+          unfinished.replace(final)
+  except OSError as error:  # also of closing a file after another error
+    if error.filename or error.errno not in _OF_DISK:
+      raise
+    names = ", ".join(str(final) for *_, final in files)
+    raise OSError(f"{names}: {error.strerror}; nothing was replaced") from error
 
 
 @contextlib.contextmanager
@@ -163,11 +177,11 @@ def _unfinished(
 
   First deletes the leftovers of killed processes, and restores a directory that one moved away.
   """
-  name = glob.escape(final.name)
-  for left in final.parent.glob(f".{name}.*.unfinished"):
+  name = f".{glob.escape(final.name)}.{'?' * 8}"  # "*" would also take those of NAME.OTHER
+  for left in final.parent.glob(f"{name}.unfinished"):
     with contextlib.suppress(OSError), _locked(left):  # no process writes it
       exits.delete(left)
-  for left in final.parent.glob(f".{name}.*.replaced"):
+  for left in final.parent.glob(f"{name}.replaced"):
     with contextlib.suppress(FileNotFoundError):  # another process was faster
       exits.delete(left) if final.exists() else left.rename(final)
   new = final.parent.resolve() / f".{final.name}.{secrets.token_hex(4)}"
