@@ -5,7 +5,7 @@ import numpy as np
 from prm_jax.types import RATINGS
 
 BINS = 10  # of the calibration error: equal widths over [0, 1]
-CONFIDENT, DEVIATION = 0.9, 0.01  # of a sure step
+SURE, DEVIATION = (0.1, 0.9), 0.01  # limits of P(right), and of its deviation, at a sure step
 TINY = float(np.finfo(np.float32).tiny)  # lower bound of a probability in a logarithm
 
 
@@ -66,8 +66,8 @@ def certain(right, deviation) -> bool:
     deviation: standard deviation of P(right) over the heads, `[T]`.
   """
   right, deviation = np.asarray(right), np.asarray(deviation)
-  doubt = ((right > 1 - CONFIDENT) & (right < CONFIDENT)) | (deviation > DEVIATION)
-  wrong = np.flatnonzero(~doubt & (right <= 1 - CONFIDENT))
+  doubt = ((right > SURE[0]) & (right < SURE[1])) | (deviation > DEVIATION)
+  wrong = np.flatnonzero(~doubt & (right <= SURE[0]))
   return not doubt[: wrong[0] if len(wrong) else None].any()
 
 

@@ -127,9 +127,9 @@ def test_uncertain_takes_solutions_that_an_ensemble_doubts(pool, seed):
   def doubted(i: int) -> bool:
     for heads in pool.right[i]:
       mean = (heads[0] + heads[1]) / 2
-      if abs(heads[0] - heads[1]) / 2 > 0.01 or (mean > 1 - 0.9 and mean < 0.9):
+      if abs(heads[0] - heads[1]) / 2 > 0.01 or (mean > 0.1 and mean < 0.9):
         return True
-      if mean <= 1 - 0.9:
+      if mean <= 0.1:
         return False
     return False
 

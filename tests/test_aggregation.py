@@ -251,7 +251,7 @@ def test_narrow_integers_are_numbers_like_others():
     "uint8": [
       lambda dtype: agg.majority_vote(answers, correct, valid, n=np.asarray(n, dtype))[0],
       lambda dtype: agg.generation_error(np.float32(answers), correct, n=np.asarray(n, dtype)),
-      lambda dtype: agg.reduce_steps(steps, jnp.asarray(ids, dtype), 1, "mean"),
+      lambda dtype: agg.reduce_steps(steps, jnp.asarray(ids, dtype), 300, "mean"),
     ],
     "int8": [
       lambda dtype: agg.majority_vote(

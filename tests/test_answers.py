@@ -95,11 +95,19 @@ def test_spellings_of_an_answer_have_one_normal_form():
     ("R - r", "r - R", "different"),  # no words with a hyphen
     (r"\pi(R^2-r^2)", r"\pi(R+r)(R-r)", "equal"),
     ("2R", "2r", "equal"),
+    (r"5r \text{ R}", "5r", "equal"),  # a unit
     ("Twenty-one", "twenty-one", "equal"),
     ("2e5", "200000", "equal"),
     ("3.0e8", r"3\times 10^8", "equal"),
     ("1e-3", "e-3", "different"),
     ("2e", "e2", "equal"),
+    ("2e-1", "2e - 1", "equal"),
+    (r"\ln(2e+1)", r"\ln(1+2e)", "equal"),
+    ("1.5e-3", "0.0015", "equal"),
+    ("It is 5", "5", "equal"),  # I and i are no variables
+    ("the y-axis", "y-axis", "equal"),
+    ("x/2 = 4", "4", "different"),
+    ("x_1 = 4", "4", "equal"),
     ("x = 5", "5", "equal"),
     ("0.333333", r"\frac{1}{3}", "equal"),
     ("0.33", r"\frac{1}{3}", "different"),
@@ -395,7 +403,7 @@ def test_verdicts_of_an_interrupted_run_are_kept(tmp_path):
   assert given[0] >= 2  # known before the first job
 
 
-@pytest.mark.parametrize("written", ["garbage\n", "5\n", "[1]\n", "x" * 2**17])
+@pytest.mark.parametrize("written", ["garbage\n", "5\n", "[1]\n", "x" * 2**17, "[" * 60_000])
 def test_a_worker_that_writes_something_else_is_replaced(monkeypatch, tmp_path, written):
   """Its pair is undecided; the run goes on."""
   stub = tmp_path / "stub.py"

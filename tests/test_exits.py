@@ -190,7 +190,10 @@ def test_files_take_their_names_together(tmp_path):
 
 
 def test_a_link_and_the_mode_of_a_file_stay(tmp_path):
-  """An output that is a link stays one: its target gets the contents and keeps its mode."""
+  """An output that is a link stays one: its target gets the contents and keeps its mode.
+
+  A file to which the shell adds, /dev/stdout, is refused.
+  """
   (tmp_path / "target").touch()
   (tmp_path / "target").chmod(0o600)
   (tmp_path / "link").symlink_to("target")

@@ -84,3 +84,10 @@ def test_bad_input_is_an_error_that_shows_the_value():
 def test_agreement_on_nothing_is_undefined():
   """Without items there is no kappa."""
   assert step_metrics.kappa([], []) is None
+
+
+def test_sure_steps_include_the_limits():
+  """0.1, 0.9 and a deviation of 0.01 are sure; steps after the first surely wrong do not count."""
+  assert step_metrics.certain([0.9, 0.1, 0.5], [0.01, 0.01, 0.3])
+  assert not step_metrics.certain([0.9, 0.11, 0.05], [0, 0, 0])
+  assert not step_metrics.certain([0.95, 0.05], [0, 0.02])

@@ -162,7 +162,8 @@ def test_bad_arguments_are_errors_that_show_the_value():
   ones = np.ones(answers.shape, np.float32)
   cases = [
     ("-1", lambda: majority_vote(answers - 1, correct, **vote)),
-    ("float", lambda: majority_vote(ones, correct, **vote)),
+    ("float32", lambda: majority_vote(ones, correct, **vote)),
+    ("float16", lambda: majority_vote(ones.astype(np.float16), correct, **vote)),
     ("weight -0.5 .*not negative", lambda: weighted(-0.5)),
     ("weight inf", lambda: weighted(np.inf)),
     (r"weights \(2, 3\)", lambda: majority_vote(answers, correct, weights=ones[:, :3], **vote)),

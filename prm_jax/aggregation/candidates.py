@@ -27,9 +27,10 @@ def on_one_cpu(*arrays) -> bool:
 
 
 def wide(ids) -> np.ndarray | jax.Array:
-  """Returns ids as an array of 32 bits or more, so that every number of them fits."""
+  """Returns ids as an array; integers have 32 bits or more, so that every number of ids fits."""
   ids = as_array(ids)
-  return ids.astype(np.int32) if ids.dtype.itemsize < 4 else ids
+  narrow = jnp.issubdtype(ids.dtype, jnp.integer) and ids.dtype.itemsize < 4
+  return ids.astype(np.int32) if narrow else ids
 
 
 def check_scores(scores) -> np.ndarray | jax.Array:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from prm_jax.aggregation import candidates
 from prm_jax.reductions import LEAST_TEMPERATURE, REDUCTIONS
 from prm_jax.types import RATINGS, RIGHT_RATINGS
 
@@ -71,7 +72,7 @@ def reduce_steps(
     ValueError: shapes or dtypes are wrong, a name is unknown, or a number is too small.
   """
   log_probs = jnp.asarray(log_probs)
-  solution_ids = jnp.asarray(solution_ids)
+  solution_ids = jnp.asarray(candidates.wide(solution_ids))
   if log_probs.ndim != 1 or log_probs.shape != solution_ids.shape:
     raise ValueError(
       f"log_probs {log_probs.shape}, solution_ids {solution_ids.shape}: expected [T] and [T]"

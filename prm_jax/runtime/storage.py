@@ -104,7 +104,7 @@ _HOME = os.path.expanduser("~")  # for an account without a home "~" itself; "/"
 _HOMELESS = _HOME in ("~", "/")
 CACHE = pathlib.Path(tempfile.gettempdir() if _HOMELESS else f"{_HOME}/.cache", "prm_jax")
 # Errors of the disk; others without a file's name, as of a connection, are the block's own.
-_OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 Mode = Literal["wt", "wb"]
 
 
@@ -141,9 +141,15 @@ def written_together() -> Iterator[Callable[..., IO]]:
     if final.resolve() in [other.resolve() for *_, other in files]:
       raise OSError(f"{final}: two outputs have this name; give each its own")
     gzipped = compress and final.suffix == ".gz"  # by the name of a link, as readers have it
-    final = final.resolve() if final.is_symlink() else final
+    if final.is_symlink():
+      if final.absolute().parts[1] in ("dev", "proc"):  # of a file to which the shell adds
+        raise OSError(f"{final}: is no file of its own; give another name")
+      final = final.resolve()
+      final.parent.mkdir(parents=True, exist_ok=True)
     unfinished = stack.enter_context(_unfinished(final, pathlib.Path.touch))
     file = raw = stack.enter_context(unfinished.open("wb"))
+    with contextlib.suppress(OSError):  # there is no earlier file, or the disk has no modes
+      shutil.copymode(final, unfinished)
     if gzipped:  # equal contents give equal bytes: no name, no time
       file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
     if mode == "wt":
@@ -154,11 +160,9 @@ def written_together() -> Iterator[Callable[..., IO]]:
   try:
     with contextlib.ExitStack() as stack:
       yield output
-      for file, raw, unfinished, final in files:
+      for file, raw, *_ in files:
         file.close()  # writes the last bytes, for which the disk may be full
         raw.close()  # a GzipFile does not
-        with contextlib.suppress(OSError):  # there is no earlier file, or the disk has no modes
-          shutil.copymode(final, unfinished)
       with exits.COMMIT:
         for *_, unfinished, final in files:
           unfinished.replace(final)

@@ -109,9 +109,10 @@ class Grader:
         self._known[left[job]] = verdict
         on_done(done)
     finally:  # also when interrupted
-      if self._cache:  # an undecided verdict depends on the machine's speed and memory
-        verdicts = {self._key(pair): self._known[pair] for pair in left if pair in self._known}
-        self._cache.put({key: verdict for key, verdict in verdicts.items() if verdict in DECIDED})
+      # An undecided verdict depends on the machine's speed and memory.
+      decided = [pair for pair in left if self._known.get(pair) in DECIDED]
+      if decided and self._cache:
+        self._cache.put({self._key(pair): self._known[pair] for pair in decided})
     return [self._known[pair] for pair in pairs]
 
   def _without_worker(self, a: str, b: str) -> str | None:

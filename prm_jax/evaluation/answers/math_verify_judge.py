@@ -62,7 +62,11 @@ LONE_NUMBER = re.compile(
 )
 # math-verify reads only a lone i as the imaginary unit, and does not read an upright e.
 CONSTANT = re.compile(r"(?<=\d)(i)(?![A-Za-z_])|(?<![A-Za-z_\\])(i)(?=\d)|\\mathrm\{([ei])\}")
-LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{1,2}(?![A-Za-z])")  # variables, or a product of two
+# Variables, or products of two; and what is none, such as \\mathbb{R}.
+LETTERS = re.compile(
+  r"\\(?:math|text|mbox|operator)[a-z]*\s*(?:\{[^{}]*\}|[A-Za-z])"
+  r"|(?<![A-Za-z\\])[A-Za-z]{1,2}(?![A-Za-z])"
+)
 RARE = ("xi", "eta", "zeta", "chi", "iota", "upsilon")
 INFINITE = sympy.oo, -sympy.oo, sympy.zoo, sympy.nan
 EXACT, ROUNDED = 1e-25, 2e-2  # largest relative difference between equal values
@@ -84,11 +88,11 @@ def judge(a: str, b: str, precision: int = 6) -> str:
     values = [_in_base(form) for form in forms]
     if None not in values:
       return "equal" if values[0] == values[1] else "different"
-  a, b = _apart(a, b)
+  apart = _apart(a, b)
   reads(a)
-  x = parsed(a)
+  x = parsed(apart[0])
   reads(b)
-  y = parsed(b)
+  y = parsed(apart[1])
   reads("")
   if not x or not y:
     words = all(re.fullmatch(r"[A-Za-z' -]+", form) for form in forms)
@@ -99,19 +103,28 @@ def judge(a: str, b: str, precision: int = 6) -> str:
   if not equal and _is(grader.is_equation, x[0]) == _is(grader.is_equation, y[0]):
     equal = math_verify.verify(y, x, **options)
   equal = equal or _round_alike(x[0], y[0], precision)
-  return "equal" if equal and not _contradicted(x[0], y[0]) else "different"
+  equal = equal and not _of_a_multiple(x[0], y[0]) and not _contradicted(x[0], y[0])
+  return "equal" if equal else "different"
 
 
 def _apart(a: str, b: str) -> tuple[str, str]:
   """Returns the answers with a rare letter for R where an answer has both R and r.
 
-  math-verify reads capitals as small letters.
+  math-verify reads capitals as small letters.  Letters of a sentence are no variables.
   """
-  cases = [set("".join(LETTERS.findall(answer))) for answer in (a, b)]
-  both = sorted({x for letters in cases for x in letters if x.isupper() and x.lower() in letters})
+  if SENTENCE.search(a) or SENTENCE.search(b):
+    return a, b
+  both: set[str] = set()
+  for answer in (a, b):
+    letters = {*"".join(x for x in LETTERS.findall(answer) if x[0] != "\\")}
+    both |= {x for x in letters if x.isupper() and x.lower() in letters}
   rare = (name for name in RARE if name not in a + b)
-  names = {letter: rf"\{name} " for letter, name in zip(both, rare)}
-  rewritten = lambda match: "".join(names.get(letter, letter) for letter in match[0])
+  names = {letter: rf"\{name} " for letter, name in zip(sorted(both), rare)}
+
+  def rewritten(match: re.Match) -> str:
+    text = match[0]
+    return text if text[0] == "\\" else "".join(names.get(x, x) for x in text)
+
   return LETTERS.sub(rewritten, a), LETTERS.sub(rewritten, b)
 
 
@@ -189,6 +202,13 @@ def _ordered(x: list, y: list) -> tuple[list, list]:
           x = [last.rhs, *x[1:]]
       return x, y
   return (x, y) if str(x[-1]) <= str(y[-1]) else (y, x)
+
+
+def _of_a_multiple(x: Any, y: Any) -> bool:
+  """Returns whether x is an equation such as x/2 = 4, whose right side y is not the value of x."""
+  if not isinstance(x, Eq) or _is(grader.is_equation, y):
+    return False
+  return x.lhs.is_Mul and sympy.Mul(*x.lhs.args).as_coeff_Mul()[0] != 1
 
 
 def _round_alike(x: Any, y: Any, precision: int) -> bool:

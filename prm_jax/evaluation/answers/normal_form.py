@@ -50,7 +50,8 @@ NARROW = re.compile(r"(?<=\d)(?:,\s*\\!|\{,\}|\\[,!])\s*(?=\d{3}(?!\d))")
 # 12 000; 0.123 456
 THOUSANDS = re.compile(r"(?:(?<![\w.^])[1-9]\d{0,2}|(?<=\d\.)\d{3})(?:\s+\d{3})+(?!\d)")
 BASE_DIGITS = re.compile(r"(?<!\d)\d+(?:\s+\d+)+(?=\s*_)")  # 1101 0010_2
-WORDS = re.compile(r"(?:[A-Za-z' ]|(?<=[A-Za-z]{3})-(?=[A-Za-z]{3}))*")  # twenty-one, but not R - r
+# Words with a hyphen, such as y-axis or two-to-one, but not R - r.
+WORDS = re.compile(r"(?:[A-Za-z' ]|-(?=[A-Za-z]{3})|(?<=[A-Za-z]{3})-)*")
 FRACTION = re.compile(r"([+-]?)(\d+)?\\frac\{([+-]?\d+)\}\{(\d+)\}")
 
 

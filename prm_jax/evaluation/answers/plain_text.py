@@ -46,7 +46,10 @@ TEMPERATURE = re.compile(r"([°º]|\^\s*(?:\{\s*\\circ\s*\}|\\circ))\s*[CF](?![A
 DOTS = re.compile(
   r"(?<=\.)(\d{1,300})(?:\.{2,3}|…)(?=[\s$]*$)"
 )  # 3.14..., whose last dot may be gone
-SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d{1,4})(?![\w.])")  # 2e-5
+# 2e5, 1e-3, 2.0e-5; but 2e-5 may be 2e - 5.
+SCIENTIFIC = re.compile(
+  r"(?<![\w.\\])(?:(\d+)[eE](\d{1,4})|(1|\d*\.\d+)[eE]([+-]?\d{1,4}))(?![\w.])"
+)
 NEGATIVE = re.compile(r"\^\s*-\s*(\d+(?:\.\d+)?|[A-Za-z]|\([^()]*\))")  # 10^-3
 NAME = re.compile(r"(?<![A-Za-z\\])(pi(?![A-Za-z_])|log(?=\s*_))")
 BASE = re.compile(r"(\\log\s*_\s*)(\d+(?=\s+\d|\s*\()|10(?=\s*[A-Za-z\\]))")  # \log_2 8
@@ -59,7 +62,7 @@ def latex(text: str) -> str:
   Digits after log_ are its base if a space or bracket follows.
   """
   text = DOTS.sub(r"\1", TEMPERATURE.sub(r"\1", text))
-  text = SCIENTIFIC.sub(r"\1\\cdot 10^{\2}", text)
+  text = SCIENTIFIC.sub(r"\1\3\\cdot 10^{\2\4}", text)
   if not text.isascii():
     if any(root in text for root in ROOTS):
       text = ROOT.sub(_root_rule(), text)

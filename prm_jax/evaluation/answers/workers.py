@@ -72,11 +72,12 @@ class _Worker:
           kind, value = json.loads(line)
           if kind == "verdict":
             return str(value), reading
-          reading = value
-      except (TypeError, ValueError):  # it was killed while it wrote, or wrote something else
+          reading = str(value)
+      except (RecursionError, TypeError, ValueError):  # killed while it wrote, or no verdict
         self.kill()
+      code = self.process.wait()
     reason = {-signal.SIGXCPU: "time", -signal.SIGKILL: "time" if self.late else "memory"}
-    return f"undecided: {reason.get(self.process.wait(), 'crash')}", reading
+    return f"undecided: {reason.get(code, 'crash')}", reading
 
   def end(self) -> None:
     with contextlib.suppress(BrokenPipeError), self.process:

@@ -93,6 +93,7 @@ def from_records(
     own: keys of a solution's other scores, by the names that the page gives them.
   """
   problems: dict[str, Problem] = {}
+  own = {_text(name): key for name, key in own.items()}
   for i, record in enumerate(Progress(records, desc="typesetting", unit="solutions", leave=False)):
     if (name := name_of(record)) not in problems:
       about = {key: _text(record.get(key)) for key in ("level", "subject")}
@@ -199,7 +200,7 @@ def render(
   names = dict.fromkeys(name for p in problems for s in p.solutions for name in s.scores)
   index = {"problems": [[_flags(p), _search(p)] for p in problems], "size": PAGE_PROBLEMS}
   index |= {
-    "scores": [_text(name) for name in names],
+    "scores": [*names],
     "threshold": threshold,
     "sure": (1 + threshold) / 2,
   }
