@@ -202,6 +202,12 @@ def test_a_link_and_the_mode_of_a_file_stay(tmp_path):
   assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
   assert (tmp_path / "target").stat().st_mode & 0o777 == 0o600
   assert len([*tmp_path.iterdir()]) == 2
+  (tmp_path / "far").symlink_to("folder/target")
+  with storage.written(tmp_path / "far") as file:
+    file.write("new")
+  assert (tmp_path / "folder" / "target").read_text() == "new"
+  with pytest.raises(OSError, match="/dev/stdout: is "), storage.written("/dev/stdout"):
+    pytest.fail("the block must not run")
 
 
 def test_equal_contents_are_equal_gzip_files(tmp_path):
