@@ -591,6 +591,8 @@ def test_a_generator_is_trained_on_right_samples(loopback, arithmetic_data, tmp_
     (("--checkpoint=run", "--search=beam", "--prm=run", "--batch=8"), "--batch=8 is below --n=16"),
     (("--checkpoint=run", "--max_steps=3"), "--max_steps is for a search"),
     (("--checkpoint=run", "--temperature=0"), "--n=16 samples at --temperature=0 are all equal"),
+    (("--checkpoint=run", "--temperature=1e-40"), "samples at --temperature=0 are all equal"),
+    (("--checkpoint=run", "--top_k=1"), "--n=16 samples at --top_k=1 are all equal"),
     (
       ("--checkpoint=run", "--search=beam", "--prm=run", "--lookahead=5"),
       "--lookahead has no effect with --search=beam",
@@ -628,3 +630,21 @@ def test_a_published_reward_model_of_a_search_has_dtype_and_readout(tmp_path):
   flags = (f"--input={path}", f"--output={tmp_path / 'o'}", "--search=beam", f"--prm={prm}")
   error = error_of(*flags, "--checkpoint=missing", "--dtype=bfloat16", "--readout=trl")
   assert "missing" in error and "effect" not in error and "--readout" not in error
+
+
+def test_a_wrong_key_of_a_server_is_not_shown(tmp_path, monkeypatch):
+  """A key that no header can hold is an error that does not print it."""
+  path = tmp_path / "problems.jsonl"
+  write_problems(path)
+  monkeypatch.setenv("OPENAI_API_KEY", "secr\u00e9t")
+  flags = ("--url=http://127.0.0.1:9", "--served_model=m", "--prompt=plain")
+  message = error_of(f"--input={path}", f"--output={tmp_path / 'o'}", *flags)
+  assert "OPENAI_API_KEY holds" in message and "secr" not in message
+
+
+def test_an_empty_ground_truth_gives_way_to_the_answer():
+  """The problem's answer is the ground truth of its samples if `ground_truth_answer` is null."""
+  completion = Completion(0, 0, "1\n2", "stop")
+  problem = {"problem": "p", "answer": "5", "ground_truth_answer": None}
+  made = samples.record(problem, completion, SETTINGS)
+  assert (made["ground_truth_answer"], made["answer"]) == ("5", "2")

@@ -421,3 +421,21 @@ def test_n_must_be_a_multiple_of_expansions():
   """A beam search whose n is not a multiple of its expansions is an error with both values."""
   with pytest.raises(ValueError, match=r"n=6, settings\.expansions=4: expected n a multiple"):
     search_lib.Settings(n=6)
+
+
+def test_a_letter_in_two_steps_is_whole():
+  """If a token holds a line break and the first byte of a letter, the next step has the letter."""
+  parts = [b"ab", b"\n\xe2", b"\x86\x92", b" c\n"]
+
+  class Bytes(Lines):
+    def decode(self, ids) -> str:
+      return b"".join(parts[i] for i in ids).decode(errors="replace")
+
+  engine = dataclasses.replace(sampler(), end_tokens=frozenset())
+  settings = Settings(1, TEMPERATURE, LIMITS, rule="beam", expansions=1)
+  writer = StepWriter(engine, 1, 16, settings, max_step_tokens=8)
+  writer.sampler = dataclasses.replace(engine, tokenizer=Bytes())
+  lane = Lane(0, 0)
+  for part in ([0, 1], [2, 3]):
+    lane = writer._grown(lane, step_writer._Step([part]))
+  assert (lane.text, lane.steps) == ("ab\n\u2192 c\n", ("ab", "\u2192 c"))

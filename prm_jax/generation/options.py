@@ -80,7 +80,9 @@ class Generator(config_lib.Checked):
     from prm_jax.input_pipeline import tokenizers
 
     if self.url:
-      key = os.environ.get("OPENAI_API_KEY", "")
+      key = os.environ.get("OPENAI_API_KEY", "").strip()
+      if not (key.isascii() and key.isprintable()):  # an error of the connection would show it
+        raise ValueError("OPENAI_API_KEY holds a line break or a letter that is not ASCII")
       tokenizer = tokenizers.load(self.model) if self.model else None
       return Server(self.url, self.served_model, self.concurrency, key, tokenizer, chat)
     place = self.model or self.checkpoint

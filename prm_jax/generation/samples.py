@@ -52,8 +52,8 @@ def record(problem: Problem, completion: Completion, s: Settings) -> dict[str, A
   text = prompts_lib.solution(completion.text, s.form)
   finished = completion.end == "stop"
   kept = {key: value for key, value in problem.items() if key not in OF_A_SOLUTION}
-  if "answer" in kept:
-    kept = {"ground_truth_answer": kept["answer"]} | kept
+  if kept.get("ground_truth_answer") is None and kept.get("answer") is not None:
+    kept["ground_truth_answer"] = kept["answer"]
   out = kept | {
     "text": text,
     "steps": prompts_lib.split(text, s.steps) or [" "],

@@ -52,8 +52,11 @@ class Retry(urllib3.Retry):
   def increment(self, *args: Any, **given: Any) -> Self:
     following = super().increment(*args, **given)  # raises after the last one
     response = given.get("response")
-    status = f"status {response.status}" if response else "no connection, or a broken one"
-    self.say(f"{status}: retrying, with growing pauses")
+    if isinstance(given.get("error"), urllib3.exceptions.ReadTimeoutError):
+      why = "no answer in time (fewer requests at once may help)"
+    else:
+      why = f"status {response.status}" if response else "no connection, or a broken one"
+    self.say(f"{why}: retrying, with growing pauses")
     return following
 
   def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:

@@ -265,6 +265,7 @@ class StepWriter:
     tokens, end = (*lane.tokens, *step.parts[0]), step.end
     text, stopped = self._text(tokens)
     end = "stop" if stopped else end
+    text = text if end else text.rstrip("\ufffd")  # a letter begun belongs to the next step
     # One step, as `prompts.split` writes it, even if a token has letters after a line break.
     new = "\n".join(prompts_lib.split(text[len(lane.text) :], self.s.steps))
     steps = (*lane.steps, new) if new else lane.steps

@@ -209,8 +209,11 @@ class Service:
   async def rewards(self, body: bytes, hold: Hold) -> dict[str, Any]:
     """Returns the answer of POST /rewards: a `RewardFunction`'s rewards, in sum and by step."""
     function, solutions, places = await self.queue.in_encoder(self._completions, body)
-    encoded = enumerate(await self._encoded(solutions, hold))
-    trees = {i: tree for i, tree in encoded if not isinstance(tree, SolutionError)}
+    encoded = await self._encoded(solutions, hold)
+    refused = [tree for tree in encoded if isinstance(tree, SolutionError)]
+    trees = {i: tree for i, tree in enumerate(encoded) if not isinstance(tree, SolutionError)}
+    if refused and not trees:
+      print(f"warning: no completion of a request has a score: {refused[0]}", file=sys.stderr)
     read = await self.queue.read([*trees.values()], [solutions[i][0] for i in trees])
     steps = await self.queue.in_encoder(function.placed, dict(zip(trees, read)), places)
     self.served["solutions"] += len(solutions)
