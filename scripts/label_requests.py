@@ -67,6 +67,9 @@ def main() -> None:
     else:
       answers = json_lines.structs(args.answers, label_answers.Answer)
       labelled, report = label_answers.collect(label_requests.read(args.requests), answers)
+      if not labelled:
+        print("\n".join(label_answers.table(report)))
+        raise ValueError(f"{args.answers}: no labeller is taken; nothing was written")
       out = output(args.output)
       out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in labelled)
       lines = label_answers.table(report)

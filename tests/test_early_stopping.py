@@ -85,10 +85,13 @@ def test_a_run_that_only_patience_ends_needs_no_memory_for_its_steps(experiment,
     pytest.param((7, tiny.terminate, "train"), id="SIGTERM before the evaluation"),
   ],
 )
-def test_a_resumed_run_stops_where_an_uninterrupted_one_does(experiment, whole, tmp_path, kill):
+def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
+  experiment, whole, tmp_path, kill, capsys
+):
   """A run killed or preempted anywhere stops at the step, state and log of an uninterrupted one.
 
-  Run once more, it does nothing; with more patience it trains on.
+  Run once more, it does nothing, and says by which metric the best checkpoint is found; with more
+  patience it trains on.
   """
   with tiny.after_record(*kill), pytest.raises((KeyboardInterrupt, exits.Preempted)):
     loop.run(experiment, tmp_path)
@@ -97,6 +100,9 @@ def test_a_resumed_run_stops_where_an_uninterrupted_one_does(experiment, whole, 
     loop.run(experiment, tmp_path)
     tiny.assert_same_run(whole, tmp_path)
   assert checkpoint.latest(tmp_path)[0] == 8
+  capsys.readouterr()
+  loop.run(tiny.change(experiment, "train", best_metric="ece", stop_patience=1), tmp_path)
+  assert "--step=best ranks by nll" in capsys.readouterr().err
   loop.run(tiny.change(experiment, "train", stop_patience=3), tmp_path)
   assert checkpoint.latest(tmp_path)[0] == 12
 

@@ -117,6 +117,10 @@ def test_an_array_is_read_like_lines(tmp_path):
     with pytest.raises(json_lines.BadLine) as error:
       list(json_lines.records(path))
     assert str(error.value).startswith(f"{path}{message}")
+  path.write_text('[{"a": 1}, 2, {"a": 3}]')
+  bad = []
+  found = json_lines.records(path, on_bad=lambda where, error: bad.append(where))
+  assert [record["a"] for _, record in found] == [1, 3] and bad == [f"{path}[1]"]
 
 
 def test_a_damaged_gzip_file_is_named(tmp_path):

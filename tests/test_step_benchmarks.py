@@ -776,8 +776,11 @@ def test_plain_lines_are_judged_up_to_their_last_label(tmp_path):
     ([[0.9, 0.3], [[3, 1], [0, 4]]], "rows.jsonl:2: .*expected one kind of labels"),
   ],
 )
-def test_all_labels_of_a_file_are_of_one_kind(tmp_path, given, expected):
-  """The reader decides over the whole file what plain labels mean; mixed kinds are an error."""
+def test_all_labels_of_a_file_are_of_one_kind(tmp_path, given, expected, capsys):
+  """The reader decides over the whole file what plain labels mean; mixed kinds are an error.
+
+  A warning says that 0 is neutral if all labels are 0 or 1.
+  """
   rows = [{"problem": "p", "steps": ["a", "b"], "labels": labels} for labels in given]
   scored = [row | {"step_scores": [0.9, 0.2]} for row in rows]
   for lines, read in (
@@ -790,6 +793,8 @@ def test_all_labels_of_a_file_are_of_one_kind(tmp_path, given, expected):
         read(path)
     else:
       assert [list(each.labels) for each in read(path)] == expected
+      warned = "0 counts as neutral" in capsys.readouterr().err
+      assert warned == (given == [[1, 0], [1, 1]])
 
 
 def test_auroc_and_its_interval_are_of_one_score(tmp_path):
@@ -827,6 +832,9 @@ def test_a_threshold_is_found_on_files_of_any_form(tmp_path):
     assert threshold == pytest.approx(middle) and "none of them on problems that are" in origin
   write_lines(path, bare)
   with pytest.raises(ValueError, match="no rating_probs or step_scores, and no model"):
+    choose(path)
+  write_lines(path, [right, right])
+  with pytest.raises(ValueError, match=r"rows\.jsonl: .*both are needed; 0 of 2 have one"):
     choose(path)
 
 

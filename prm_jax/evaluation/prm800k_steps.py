@@ -7,6 +7,7 @@ is sought on each solution's own path (`paths`).
 import dataclasses
 import json
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,6 +99,9 @@ def _kind(records: Sequence[tuple[str, dict[str, Any]]]) -> stepwise_records.Kin
   open_to_zero = not any(zero_is_wrong or solution.said for solution, zero_is_wrong, _ in lines)
   if open_to_zero and all(type(x) in (int, float) for x in values):
     given = "ratings" if min(values) < 0 or all(type(x) is int for x in values) else "soft"
+    if given == "ratings" and {*values} <= {0, 1} and 0 in values:
+      text = "all labels are 0 or 1; 0 counts as neutral.  Write false and true if it means wrong"
+      print(f"warning: {lines[0][2]} and others: {text}", file=sys.stderr)
   return stepwise_records.kind_of(lines, given)
 
 

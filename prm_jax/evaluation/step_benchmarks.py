@@ -161,7 +161,11 @@ def choose_threshold(
   shared = sum(short_hash(each.problem) in reported for each in known)
   about = f"{f'{shared:,}' if shared else 'none'} of them on problems that are reported here"
   origin = f"best F1 on {path.name}, {len(known):,} solutions, {about}"
-  return first_error.best_threshold(known), origin
+  try:
+    return first_error.best_threshold(known), origin
+  except ValueError as error:
+    wrong = sum(each.first_error >= 0 for each in known)
+    raise ValueError(f"{path}: {error}; {wrong} of {len(known)} have one") from error
 
 
 def _with_scores(

@@ -170,7 +170,7 @@ def records(
   """Yields FILE:LINE and object of each line; for a JSON array, FILE[NUMBER] and each entry.
 
   Args:
-    on_bad: of lines, as `read`.
+    on_bad: of lines and entries, as `read`.
 
   Raises:
     BadLine: as `read`; or an entry is no object, or the array is longer than `MAX_LINE_BYTES` or
@@ -187,7 +187,15 @@ def records(
   if not array:
     raise BadLine(f"{path}: empty: the array has no entry")
   for i, record in enumerate(array):
-    yield f"{path}[{i}]", _object(record, f"{path}[{i}]")
+    where = f"{path}[{i}]"
+    try:
+      entry = _object(record, where)
+    except BadLine as error:
+      if on_bad is None:
+        raise
+      on_bad(where, error)
+      continue
+    yield where, entry
 
 
 def structs(path: str | pathlib.Path, kind: type[Struct]) -> Iterator[tuple[str, Struct]]:
