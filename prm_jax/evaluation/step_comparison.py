@@ -81,12 +81,13 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> list[str]:
   """Returns the comparison as lines for a terminal; all but AUROC and likelihood in percent."""
   lines = [f"A {result['a']}", f"B {result['b']}"]
-  lines.append(f"{'':34}{'A':>8}{'B':>8}{'A - B':>8}   95 % interval")
+  width = max(map(len, result["paired"]), default=0)
+  lines.append(f"{'':{width}}{'A':>8}{'B':>8}{'A - B':>8}   95 % interval")
   for name, row in result["paired"].items():
     scale, digits = (1, 3) if name in ("auroc", "nll") else (100, 1)
     values = [f"{scale * row[key]:8.{digits}f}" for key in ("a", "b", "difference")]
     ends = [f"{scale * row[key]:.{digits}f}" for key in ("low", "high") if row[key] is not None]
-    lines.append(f"{name:34}{''.join(values)}   {' to '.join(ends)}")
+    lines.append(f"{name:{width}}{''.join(values)}   {' to '.join(ends)}")
   agreement = result["agreement"]
   number = lambda key: "n/a" if agreement[key] is None else f"{agreement[key]:.3f}"
   lines.append(
