@@ -69,7 +69,7 @@ def main() -> None:
       labelled, report = label_answers.collect(label_requests.read(args.requests), answers)
       if not labelled:
         print("\n".join(label_answers.table(report)))
-        raise ValueError(f"{args.answers}: no labeller is taken; nothing was written")
+        raise ValueError(f"{args.answers}: no answer gives a label; nothing was written")
       out = output(args.output)
       out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in labelled)
       lines = label_answers.table(report)

@@ -106,7 +106,12 @@ def test_spellings_of_an_answer_have_one_normal_form():
     ("1.5e-3", "0.0015", "equal"),
     ("It is 5", "5", "equal"),  # I and i are no variables
     ("the y-axis", "y-axis", "equal"),
+    ("2e-05", "0.00002", "equal"),
+    ("The area is $\\pi(R^2-r^2)$", "0", "different"),
+    (r"\pi Rr", r"\pi r R", "equal"),
+    (r"\mathrm{R}^2 - \mathrm{r}^2", "0", "different"),
     ("x/2 = 4", "4", "different"),
+    (r"\frac{x+y}{2} = 5", "5", "different"),
     ("x_1 = 4", "4", "equal"),
     ("x = 5", "5", "equal"),
     ("0.333333", r"\frac{1}{3}", "equal"),

@@ -282,7 +282,7 @@ def test_label_requests_py_makes_requests_and_turns_answers_into_a_dataset(tmp_p
   write_lines(tmp_path / "wrong.jsonl", wrong)
   bad = (f"--answers={tmp_path / 'wrong.jsonl'}", f"--output={tmp_path / 'none.jsonl'}")
   done = call_script("label_requests.py", *bad, f"--requests={requests}", code=1)
-  assert "left out, under 75 %" in done.stdout and "no labeller is taken" in done.stderr
+  assert "left out, under 75 %" in done.stdout and "no answer gives a label" in done.stderr
   assert not (tmp_path / "none.jsonl").exists()
   again = tmp_path / "again.jsonl"
   text = script(*flags[:1], *flags[2:], "--labelled", labels, f"--output={again}")

@@ -437,5 +437,6 @@ def test_a_letter_in_two_steps_is_whole():
   writer.sampler = dataclasses.replace(engine, tokenizer=Bytes())
   lane = Lane(0, 0)
   for part in ([0, 1], [2, 3]):
-    lane = writer._grown(lane, step_writer._Step([part]))
+    lane = writer._grown(lane, step := step_writer._Step([part]))
+    assert writer._ahead(lane, step) == lane.steps  # of which the reward model scores each
   assert (lane.text, lane.steps) == ("ab\n\u2192 c\n", ("ab", "\u2192 c"))

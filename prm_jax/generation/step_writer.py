@@ -281,7 +281,8 @@ class StepWriter:
     if lane.end:
       return lane.steps
     text, _ = self._text((*lane.tokens, *itertools.chain(*step.parts[1:])))
-    return (*lane.steps, *prompts_lib.split(text[len(lane.text) :], self.s.steps))
+    ahead = text[len(lane.text) :].rstrip("\ufffd")  # as `_grown`
+    return (*lane.steps, *prompts_lib.split(ahead, self.s.steps))
 
   def _text(self, tokens: Sequence[int]) -> tuple[str, bool]:
     """Returns the text of a solution, and whether a stop string ends it."""

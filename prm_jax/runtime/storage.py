@@ -138,12 +138,12 @@ def written_together() -> Iterator[Callable[..., IO]]:
     final = folder / path(name).name
     if final.exists() and not final.is_file():
       raise OSError(f"{final}: is a directory, or not a regular file; give another name")
+    if _is_printed_to(final):
+      raise OSError(f"{final}: is the file to which this command prints; give another name")
     if final.resolve() in [other.resolve() for *_, other in files]:
       raise OSError(f"{final}: two outputs have this name; give each its own")
     gzipped = compress and final.suffix == ".gz"  # by the name of a link, as readers have it
     if final.is_symlink():
-      if final.absolute().parts[1] in ("dev", "proc"):  # of a file to which the shell adds
-        raise OSError(f"{final}: is no file of its own; give another name")
       final = final.resolve()
       final.parent.mkdir(parents=True, exist_ok=True)
     unfinished = stack.enter_context(_unfinished(final, pathlib.Path.touch))
@@ -171,6 +171,15 @@ def written_together() -> Iterator[Callable[..., IO]]:
       raise
     names = ", ".join(str(final) for *_, final in files)
     raise OSError(f"{names}: {error.strerror}; nothing was replaced") from error
+
+
+def _is_printed_to(file: pathlib.Path) -> bool:
+  """Returns whether standard output or error goes to the file, by any of its names."""
+  for printed in (1, 2):
+    with contextlib.suppress(OSError):  # it is closed, or there is no such file
+      if os.path.samestat(file.stat(), os.fstat(printed)):
+        return True
+  return False
 
 
 @contextlib.contextmanager

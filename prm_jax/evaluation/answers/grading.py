@@ -42,7 +42,7 @@ PACKAGES = {  # the verdicts depend on them
   "openai": ("pylatexenc", "sympy"),
 }
 MAX_CLASSES = 8  # most classes that an answer is compared with, the most frequent first
-RULES = "10"  # increase it when a grader's rules change, so that stored verdicts are not used
+RULES = "11"  # increase it when a grader's rules change, so that stored verdicts are not used
 DECIMAL_COMMA = re.compile(r"([+-]?\d{1,300}),(\d{1,300})")
 Pair = tuple[str, str]
 T = TypeVar("T")

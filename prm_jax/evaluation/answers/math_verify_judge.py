@@ -25,7 +25,7 @@ from prm_jax.evaluation.answers.plain_text import latex
 MAX_EXPONENT, MAX_FACTORIAL, MAX_DIGITS, MAX_DEPTH = 10_000, 5_000, 300, 30
 IN_BASE = re.compile(r"(\d+)_\{?(\d+)\}?")
 FENCED = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
-SENTENCE = re.compile(r"[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}")
+SENTENCE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}")
 # Words after a number that belong to its value.  UNIT takes others for a unit: math-verify knows
 # percent and few units, and reads the rest as products of letters.
 NOT_UNITS = (
@@ -64,7 +64,7 @@ LONE_NUMBER = re.compile(
 CONSTANT = re.compile(r"(?<=\d)(i)(?![A-Za-z_])|(?<![A-Za-z_\\])(i)(?=\d)|\\mathrm\{([ei])\}")
 # Variables, or products of two; and what is none, such as \\mathbb{R}.
 LETTERS = re.compile(
-  r"\\(?:math|text|mbox|operator)[a-z]*\s*(?:\{[^{}]*\}|[A-Za-z])"
+  r"\\(?:math(?:bb|cal|frak|scr)|text|mbox|operatorname)\s*(?:\{[^{}]*\}|[A-Za-z])"
   r"|(?<![A-Za-z\\])[A-Za-z]{1,2}(?![A-Za-z])"
 )
 RARE = ("xi", "eta", "zeta", "chi", "iota", "upsilon")
@@ -110,13 +110,14 @@ def judge(a: str, b: str, precision: int = 6) -> str:
 def _apart(a: str, b: str) -> tuple[str, str]:
   """Returns the answers with a rare letter for R where an answer has both R and r.
 
-  math-verify reads capitals as small letters.  Letters of a sentence are no variables.
+  math-verify reads capitals as small letters.  In a sentence, words are no variables.
   """
-  if SENTENCE.search(a) or SENTENCE.search(b):
-    return a, b
   both: set[str] = set()
   for answer in (a, b):
-    letters = {*"".join(x for x in LETTERS.findall(answer) if x[0] != "\\")}
+    found = [x for x in LETTERS.findall(answer) if x[0] != "\\"]
+    if SENTENCE.search(answer):
+      found = [x for x in found if len(x) == 1 and x not in "AI"]
+    letters = {*"".join(found)}
     both |= {x for x in letters if x.isupper() and x.lower() in letters}
   rare = (name for name in RARE if name not in a + b)
   names = {letter: rf"\{name} " for letter, name in zip(sorted(both), rare)}
@@ -208,7 +209,7 @@ def _of_a_multiple(x: Any, y: Any) -> bool:
   """Returns whether x is an equation such as x/2 = 4, whose right side y is not the value of x."""
   if not isinstance(x, Eq) or _is(grader.is_equation, y):
     return False
-  return x.lhs.is_Mul and sympy.Mul(*x.lhs.args).as_coeff_Mul()[0] != 1
+  return x.lhs.is_Mul and any(factor.is_number and factor != 1 for factor in x.lhs.args)
 
 
 def _round_alike(x: Any, y: Any, precision: int) -> bool:

@@ -46,9 +46,9 @@ TEMPERATURE = re.compile(r"([°º]|\^\s*(?:\{\s*\\circ\s*\}|\\circ))\s*[CF](?![A
 DOTS = re.compile(
   r"(?<=\.)(\d{1,300})(?:\.{2,3}|…)(?=[\s$]*$)"
 )  # 3.14..., whose last dot may be gone
-# 2e5, 1e-3, 2.0e-5; but 2e-5 may be 2e - 5.
+# 2e5, 1e-3, 2.0e-5, 2e-05; but 2e-5 may be 2e - 5.
 SCIENTIFIC = re.compile(
-  r"(?<![\w.\\])(?:(\d+)[eE](\d{1,4})|(1|\d*\.\d+)[eE]([+-]?\d{1,4}))(?![\w.])"
+  r"(?<![\w.\\])(?:(\d+)[eE](\d{1,4}|[+-]0\d)|(1|\d*\.\d+)[eE]([+-]?\d{1,4}))(?![\w.])"
 )
 NEGATIVE = re.compile(r"\^\s*-\s*(\d+(?:\.\d+)?|[A-Za-z]|\([^()]*\))")  # 10^-3
 NAME = re.compile(r"(?<![A-Za-z\\])(pi(?![A-Za-z_])|log(?=\s*_))")
