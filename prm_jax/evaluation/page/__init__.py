@@ -199,11 +199,7 @@ def render(
   encode = lambda value: msgspec.json.encode(value).replace(b"<", b"\\u003c").decode()
   names = dict.fromkeys(name for p in problems for s in p.solutions for name in s.scores)
   index = {"problems": [[_flags(p), _search(p)] for p in problems], "size": PAGE_PROBLEMS}
-  index |= {
-    "scores": [*names],
-    "threshold": threshold,
-    "sure": (1 + threshold) / 2,
-  }
+  index |= {"scores": [*names], "threshold": threshold, "sure": (1 + threshold) / 2}
   blocks = [problems[i : i + PAGE_PROBLEMS] for i in range(0, len(problems), PAGE_PROBLEMS)]
   packed = [gzip.compress(msgspec.json.encode(block), 6, mtime=0) for block in blocks]
   script = (HERE / "page.js").read_text(encoding="utf-8")
