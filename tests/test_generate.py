@@ -430,7 +430,10 @@ def asking(path, out, url) -> list[str]:
 
 @pytest.mark.parametrize("kills", [1, pytest.param(30, marks=pytest.mark.slow)])
 def test_kills_lose_no_sample_of_a_server(kills, loopback, tmp_path):
-  """A run killed at any moment and started again gives the file of an uninterrupted run."""
+  """A run killed at any moment and started again gives the file of an uninterrupted run.
+
+  It does not request samples that are in the journal: those of p0 or p1, which ends first.
+  """
   path, out, whole = (tmp_path / f"{name}.jsonl" for name in ("problems", "out", "whole"))
   write_problems(path, 14 * kills + 8)
   server, engine = loopback
@@ -439,6 +442,8 @@ def test_kills_lose_no_sample_of_a_server(kills, loopback, tmp_path):
   flags = [*asking(path, out, engine.url), "--concurrency=2"]
   jobs.kill_again(kills, "generate.py", flags, out)
   assert out.read_bytes() == whole.read_bytes()
+  prompts = [body["prompt"].strip() for _, body in server.asked]
+  assert min(prompts.count(problem) for problem in ("p0", "p1")) == 2 * 3  # with the whole run's
 
 
 def assert_same_samples(one, other):
