@@ -7,4 +7,4 @@ from typing import Literal, get_args
 
 Reduction = Literal["product", "min", "mean", "last", "soft_min"]
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
-LEAST_TEMPERATURE = 1e-6  # of "soft_min": much below it, 1 / temperature is infinite in float32
+LEAST_TEMPERATURE = 1e-6  # of a softmin: much below it, 1 / temperature is infinite in float32

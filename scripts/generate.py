@@ -107,8 +107,10 @@ def check(args: Args) -> None:
   command_line.refuse(args, unused, f"has no effect with --search={args.search}")
   if args.readout and not published:
     raise ValueError(f"--readout goes with a published model; --prm={args.prm} has no config.json")
-  greedy = "--temperature=0" if args.temperature < 2.0**-126 else "--top_k=1"  # as `sampling`
-  if args.n > 1 and (args.top_k == 1 or greedy == "--temperature=0"):
+  greedy = "--top_k=1" if args.top_k == 1 else ""
+  if args.temperature < 2.0**-126:  # `sampling.TINY`, whose module imports JAX
+    greedy = "--temperature=0"
+  if args.n > 1 and greedy:
     raise ValueError(f"--n={args.n} samples at {greedy} are all equal: give --n=1")
   if args.search and args.batch < args.n:
     raise ValueError(f"--batch={args.batch} is below --n={args.n}: a search runs n lanes at once")

@@ -67,12 +67,12 @@ def main() -> None:
     else:
       answers = json_lines.structs(args.answers, label_answers.Answer)
       labelled, report = label_answers.collect(label_requests.read(args.requests), answers)
+      lines = label_answers.table(report)
       if not labelled:
-        print("\n".join(label_answers.table(report)))
+        print("\n".join(lines))
         raise ValueError(f"{args.answers}: no answer gives a label; nothing was written")
       out = output(args.output)
       out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in labelled)
-      lines = label_answers.table(report)
   print("\n".join(lines))
   print(f"-> {args.output}")
 

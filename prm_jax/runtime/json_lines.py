@@ -153,15 +153,24 @@ def read(
   for number, offset, line in lines(path, on_position):
     if number == 1 and line.startswith(b"["):
       raise BadLine(f"{name}:1: a JSON array; `jq -c '.[]'` makes lines of it")
-    where = f"{name}:{number}"
-    try:
-      record = parse(line, where)
-    except BadLine as error:
-      if not on_bad:
-        raise
-      on_bad(where, error)
-    else:
+    if (record := _attempt(parse, line, f"{name}:{number}", on_bad)) is not None:
       yield number, offset, record
+
+
+def _attempt(
+  read: Callable[[Any, str], dict[str, Any]],
+  value: Any,
+  where: str,
+  on_bad: Callable[[str, BadLine], None] | None,
+) -> dict[str, Any] | None:
+  """Returns `read(value, where)`; None if that raises BadLine and `on_bad` takes the error."""
+  try:
+    return read(value, where)
+  except BadLine as error:
+    if not on_bad:
+      raise
+    on_bad(where, error)
+    return None
 
 
 def records(
@@ -188,14 +197,8 @@ def records(
     raise BadLine(f"{path}: empty: the array has no entry")
   for i, record in enumerate(array):
     where = f"{path}[{i}]"
-    try:
-      entry = _object(record, where)
-    except BadLine as error:
-      if on_bad is None:
-        raise
-      on_bad(where, error)
-      continue
-    yield where, entry
+    if (entry := _attempt(_object, record, where, on_bad)) is not None:
+      yield where, entry
 
 
 def structs(path: str | pathlib.Path, kind: type[Struct]) -> Iterator[tuple[str, Struct]]:

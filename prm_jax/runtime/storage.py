@@ -101,8 +101,7 @@ def sha256_of(path: str | os.PathLike[str]) -> str:
 
 
 _HOME = os.path.expanduser("~")  # for an account without a home "~" itself; "/" if HOME is empty
-_HOMELESS = _HOME in ("~", "/")
-CACHE = pathlib.Path(tempfile.gettempdir() if _HOMELESS else f"{_HOME}/.cache", "prm_jax")
+CACHE = pathlib.Path(tempfile.gettempdir() if _HOME in ("~", "/") else f"{_HOME}/.cache", "prm_jax")
 # Errors of the disk; others without a file's name, as of a connection, are the block's own.
 _OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 Mode = Literal["wt", "wb"]

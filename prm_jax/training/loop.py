@@ -73,10 +73,10 @@ def train(run: "Run") -> dict[str, Any]:
     result = run.evaluate_and_log(run.start)
   if run.start == c.steps or run.out_of_patience(run.start):
     run.log.say(f"nothing left to do: {run.lock.workdir} is at step {run.start} of {c.steps}")
-    stored = run.checkpointer.info(run.start)["config"]["train"]["best_metric"]
-    if stored != c.best_metric:
-      run.log.say(f"--step=best ranks by {stored}, train.best_metric when the run was trained")
-    return result or run.checkpointer.info(run.start)["evaluation"] or run.evaluate()
+    stored = run.checkpointer.info(run.start)
+    if (metric := stored["config"]["train"]["best_metric"]) != c.best_metric:
+      run.log.say(f"--step=best ranks by {metric}, train.best_metric when the run was trained")
+    return result or stored["evaluation"] or run.evaluate()
   batches = train_batches(run.rows.train, c, run.mesh, run.start)
   for step in range(run.start + 1, c.steps + 1):
     with run.goodput.spent_on("data"):

@@ -62,7 +62,7 @@ LONE_NUMBER = re.compile(
 )
 # math-verify reads only a lone i as the imaginary unit, and does not read an upright e.
 CONSTANT = re.compile(r"(?<=\d)(i)(?![A-Za-z_])|(?<![A-Za-z_\\])(i)(?=\d)|\\mathrm\{([ei])\}")
-# Variables, or products of two; and what is none, such as \\mathbb{R}.
+# Variables, or products of two; and what is none, such as \mathbb{R}.
 LETTERS = re.compile(
   r"\\(?:math(?:bb|cal|frak|scr)|text|mbox|operatorname)\s*(?:\{[^{}]*\}|[A-Za-z])"
   r"|(?<![A-Za-z\\])[A-Za-z]{1,2}(?![A-Za-z])"
