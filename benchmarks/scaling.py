@@ -6,8 +6,8 @@ is measured.
 
 Compiled: the TPU compiler reports memory, collectives and estimated time of train steps for TPU
 slices of up to 1,024 chips.  No TPU is needed, and no time is measured.  Targets: every step fits,
-the 7B step on v5e:8x8 reaches 65 % of the peak by the compiler's cycles, and no array is copied
-whole because it could not be split.  Takes up to 31 minutes; --work stores the compilations.
+the 7B step on v5e:8x8 reaches 60 % of the peak by the full estimate, and no array is copied whole
+because it could not be split.  Takes up to 31 minutes; --work stores the compilations.
 """
 
 import dataclasses
@@ -202,11 +202,11 @@ def compiled(work: pathlib.Path, cases: tuple[Case, ...]) -> list[dict]:
 
 def targets(reports: list[dict]) -> list[dict]:
   """Returns the targets of the compiled part; the 7B step on v5e:8x8 is the first report."""
-  share = reports[0].get("estimate", {}).get("mfu_by_cycles_alone", 0.0)
+  share = reports[0].get("estimate", {}).get("mfu", 0.0)
   copies = sum(report["involuntary_rematerialisations"] for report in reports)
   rows = (
     ("steps that fit", "=", len(reports), sum(report["fits"] for report in reports)),
-    ("MFU of the 7B step on v5e:8x8, by the compiler's cycles alone", ">=", 0.65, share),
+    ("MFU of the 7B step on v5e:8x8", ">=", 0.6, share),
     ("involuntary rematerialisations: copies of arrays that could not be split", "=", 0, copies),
   )
   return [runner.target(*row) for row in rows]

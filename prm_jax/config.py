@@ -185,7 +185,7 @@ class Model(Checked):
   # "output" unless it has post_norms.
   saved: Changeable[tuple[Saved, ...]] = ()
   # The dtype in which gradients of the layers' matrices are reduced across devices.
-  # "activations": model.dtype; bfloat16 halves the traffic and keeps three digits.
+  # "activations": model.dtype; bfloat16 halves their traffic and keeps three digits.
   gradient_dtype: Literal["float32", "activations"] = "float32"
   # No scan over the layers: faster steps on a CPU, slower compilation.  With several CPU devices,
   # each keeps the gathered weights until the backward pass.
@@ -318,7 +318,7 @@ class Train(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Tpu(Checked):
-  # Options NAME=VALUE of the TPU compiler, which add to or override those of
+  # Options NAME=VALUE of the TPU compiler for train.py, which add to or override those of
   # runtime/compiler_options.py; NAME= removes a default.  Other platforms ignore them.
   compiler_options: Changeable[tuple[CompilerOption, ...]] = ()
 

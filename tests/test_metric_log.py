@@ -89,11 +89,13 @@ def test_every_host_warns_that_it_waits_for_data(tmp_path, monkeypatch, capsys):
 def test_a_run_prints_its_progress_and_writes_a_trace(experiment, tmp_path, monkeypatch, capsys):
   """A run prints its separator, losses and time left; train.profile_at writes a profiler trace.
 
-  It warns of a warm-up that never ends, and of examples longer than the model's context.
+  It warns of a warm-up that never ends, of examples longer than the model's context, and of
+  compiler options where there is no TPU.
   """
   monkeypatch.setattr(progress, "SECONDS", 0.001)
   warming = tiny.change(experiment, "optim", warmup_steps=8)
   warming = tiny.change(warming, "model", context_length=20)
+  warming = tiny.change(warming, "tpu", compiler_options=("xla_a=1",))
   loop.run(tiny.change(warming, "train", profile_at=3), tmp_path / "run")
   log = capsys.readouterr().err
   assert "warning: the learning rate rises to the end of the run: 8 steps of optim.warmup" in log
@@ -101,6 +103,7 @@ def test_a_run_prints_its_progress_and_writes_a_trace(experiment, tmp_path, monk
     r"warning: a training example has \d\d tokens, more than the model's context of 20", log
   )
   assert "steps end with the separator '\\n', tokens [3]" in log
+  assert "tpu.compiler_options are ignored: the devices are not TPUs" in log
   assert re.search(r"step 2 of 8: loss .* tokens/s \d+, .*\d+:\d+ left", log)
   assert "compiling the evaluation\n" in log and re.search(r"evaluating: \d+/\d+ batches", log)
   assert re.search(r"step 8 goodput: goodput \d+\.\d%  total [\d.e-]+ s  updates ", log)

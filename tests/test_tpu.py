@@ -273,11 +273,11 @@ def test_compiler_options_are_those_of_the_generation_and_the_config():
   common = compiler_options.COMMON
   expected = {k: v for k, v in common.items() if k != "xla_enable_async_all_reduce"}
   expected |= {"xla_tpu_scoped_vmem_limit_kib": "20000"}
-  for training, limit in ((False, "32768"), (True, "20480")):
-    assert compiler_options.of(config_lib.Tpu(given), device, training) == expected
-    own = compiler_options.of(config_lib.Tpu(), device, training)
+  for program, limit in (("train", "20480"), ("score", "20480"), ("sample", "32768")):
+    assert compiler_options.of(config_lib.Tpu(given), device, program) == expected
+    own = compiler_options.of(config_lib.Tpu(), device, program)
     assert own == common | {"xla_tpu_scoped_vmem_limit_kib": limit}
-  assert compiler_options.of(config_lib.Tpu(given), jax.devices()[0]) is None
+  assert compiler_options.of(config_lib.Tpu(given), jax.devices()[0], "train") is None
   with pytest.raises(ValueError, match=r"compiler_options=.*regex"):
     config_lib.Tpu(("--xla_flag=1",))
 

@@ -272,7 +272,7 @@ def slots_of(samples: Sequence[_Sample | None], G: int, E: int) -> Slots:
 @functools.lru_cache(8)  # samplers of one architecture share the compiled program
 def decoding_step(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
   """Returns the function `decode`, below, compiled with the options for `device`."""
-  options = compiler_options.of(tpu, device)
+  options = compiler_options.of(tpu, device, "sample")
 
   @functools.partial(
     jax.jit, donate_argnums=1, static_argnames="sampling", compiler_options=options

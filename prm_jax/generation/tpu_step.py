@@ -60,7 +60,7 @@ def compiled_report(job: compilation.Job, B: int, C: int, T: int) -> dict[str, A
     "topology": job.topology,
     "chips": mesh.size,
     "mesh": dict(mesh.shape),
-    "compiler_options": compiler_options.of(c.tpu, mesh.devices.flat[0]),
+    "compiler_options": compiler_options.of(c.tpu, mesh.devices.flat[0], "sample"),
     "parameters": sum(x.size for x in jax.tree.leaves(params)),
     "slots": B,
     "context": C,

@@ -209,7 +209,7 @@ def _program(graph: nnx.GraphDef, mesh: jax.sharding.Mesh):
     hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
     return readouts.log_probs(model, head, hidden, batch.read_positions)
 
-  options = compiler_options.of(config_lib.Tpu(), mesh.devices.flat[0])
+  options = compiler_options.of(config_lib.Tpu(), mesh.devices.flat[0], "score")
   everywhere = sharding_lib.replicated(mesh)
   return jax.jit(forward, out_shardings=everywhere, compiler_options=options)
 

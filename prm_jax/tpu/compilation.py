@@ -143,7 +143,7 @@ def compiled_report(job: Job) -> dict[str, Any]:
     "no_collectives_because": why,
     "involuntary_rematerialisations": messages[0].count(REMATERIALISED),
     "compile_seconds": time.perf_counter() - start,
-    "compiler_options": compiler_options.of(c.tpu, devices[0], job.step == "train"),
+    "compiler_options": compiler_options.of(c.tpu, devices[0], job.step),
   }
   return report(job, c, programs.abstract, compiled_facts, text)
 

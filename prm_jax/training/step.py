@@ -261,9 +261,9 @@ def _programs(
       update,
       donate_argnums=0,
       out_shardings=(shardings, everywhere),
-      compiler_options=options(training=True),
+      compiler_options=options("train"),
     ),
-    read=jax.jit(read, out_shardings=everywhere, compiler_options=options()),
+    read=jax.jit(read, out_shardings=everywhere, compiler_options=options("score")),
   )
 
 

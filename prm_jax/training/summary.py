@@ -46,7 +46,7 @@ def lines(
     yield f"{what}: {len(longer)} of the {examples}{labels}; {step_dataset.room(longer)}"
   if objective != "language_model":
     yield f"steps end with {metadata.contract.described_separator}"
-  options = compiler_options.of(c.tpu, mesh.devices.flat[0], training=True)
+  options = compiler_options.of(c.tpu, mesh.devices.flat[0], "train")
   if options:
     yield f"compiler options: {' '.join(f'{k}={v}' for k, v in options.items())}"
   elif c.tpu.compiler_options:
