@@ -318,8 +318,9 @@ class Train(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Tpu(Checked):
-  # Options NAME=VALUE of the TPU compiler for train.py, which add to or override those of
-  # runtime/compiler_options.py; NAME= removes a default.  Other platforms ignore them.
+  # Options NAME=VALUE of the TPU compiler, for train.py and compile_for_tpu.py.  They add to or
+  # override those of runtime/compiler_options.py; NAME= removes a default.  Other platforms ignore
+  # them.
   compiler_options: Changeable[tuple[CompilerOption, ...]] = ()
 
 

@@ -268,15 +268,16 @@ def test_a_config_with_a_shape_needs_no_checkpoint(tmp_path):
 @needs_libtpu
 def test_compiler_options_are_those_of_the_generation_and_the_config():
   """The config changes or removes a TPU generation's options; other devices have none."""
-  device = compilation.Job(config_lib.Experiment(), "v5e:2x2").devices()[0]
   given = ("xla_tpu_scoped_vmem_limit_kib=20000", "xla_enable_async_all_reduce=")
   common = compiler_options.COMMON
   expected = {k: v for k, v in common.items() if k != "xla_enable_async_all_reduce"}
   expected |= {"xla_tpu_scoped_vmem_limit_kib": "20000"}
-  for program, limit in (("train", "20480"), ("score", "20480"), ("sample", "32768")):
-    assert compiler_options.of(config_lib.Tpu(given), device, program) == expected
-    own = compiler_options.of(config_lib.Tpu(), device, program)
-    assert own == common | {"xla_tpu_scoped_vmem_limit_kib": limit}
+  for slice_, limits in (("v5e:2x2", (20480, 20480, 32768)), ("v6e:2x2", (32768, 45056, 32768))):
+    device = compilation.Job(config_lib.Experiment(), slice_).devices()[0]
+    for program, limit in zip(("train", "score", "sample"), limits):
+      assert compiler_options.of(config_lib.Tpu(given), device, program) == expected
+      own = compiler_options.of(config_lib.Tpu(), device, program)
+      assert own == common | {"xla_tpu_scoped_vmem_limit_kib": str(limit)}
   assert compiler_options.of(config_lib.Tpu(given), jax.devices()[0], "train") is None
   with pytest.raises(ValueError, match=r"compiler_options=.*regex"):
     config_lib.Tpu(("--xla_flag=1",))

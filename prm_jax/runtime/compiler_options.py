@@ -32,7 +32,7 @@ Program = Literal["train", "score", "sample"]
 VMEM_LIMITS: dict[str, dict[Program, int]] = {
   "TPU v5 lite": {"train": 20480, "score": 20480, "sample": 32768},  # v5e
   "TPU v5": {"train": 18432, "score": 18432, "sample": 32768},  # v5p
-  "TPU v6 lite": {"train": 32768, "score": 45056, "sample": 65536},  # v6e
+  "TPU v6 lite": {"train": 32768, "score": 45056, "sample": 32768},  # v6e
 }
 
 
