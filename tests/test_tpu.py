@@ -272,7 +272,7 @@ def test_compiler_options_are_those_of_the_generation_and_the_config():
   common = compiler_options.COMMON
   expected = {k: v for k, v in common.items() if k != "xla_enable_async_all_reduce"}
   expected |= {"xla_tpu_scoped_vmem_limit_kib": "20000"}
-  for slice_, limits in (("v5e:2x2", (20480, 20480, 32768)), ("v6e:2x2", (32768, 45056, 32768))):
+  for slice_, limits in (("v5e:2x2", (20480, 20480, 20480)), ("v6e:2x2", (32768, 45056, 32768))):
     device = compilation.Job(config_lib.Experiment(), slice_).devices()[0]
     for program, limit in zip(("train", "score", "sample"), limits):
       assert compiler_options.of(config_lib.Tpu(given), device, program) == expected
