@@ -26,8 +26,8 @@ BESIDE_PRODUCTS = {
 COMMON = WHOLE_EINSUMS | BESIDE_PRODUCTS
 VMEM = "xla_tpu_scoped_vmem_limit_kib"
 Program = Literal["train", "score", "sample"]
-# On-chip memory of an operation, in KiB.  More allows larger tiles, but compiles longer.  With these
-# the defaults take 0.9 to 1.6 times as long to compile as no options.  Long runs gain from more,
+# On-chip memory of an operation, in KiB.  More allows larger tiles, but compiles longer.  With
+# these, a step takes 0.9 to 1.6 times as long to compile as without.  Long runs gain from more,
 # most of all on v6e: with 65536 the 7B train step takes 11 % less time.
 VMEM_LIMITS: dict[str, dict[Program, int]] = {
   "TPU v5 lite": {"train": 20480, "score": 20480, "sample": 20480},  # v5e
